@@ -1,0 +1,187 @@
+/* fs.h */
+#include "proto/base/fs.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+bool fs_exists(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0;
+}
+
+int fs_join(char *out, size_t cap, struct error *err, const char *dir, const char *name)
+{
+    size_t len = strlen(dir);
+    const char *slash = len && dir[len - 1] == '/' ? "" : "/";
+    int used = snprintf(out, cap, "%s%s%s", dir, slash, name);
+    if (used < 0 || (size_t)used >= cap)
+        return error_set(err, ERR_INVALID, "path too long: %s/%s", dir, name);
+    return ERR_OK;
+}
+
+int fs_write_all(int fd, const void *data, size_t len, struct error *err)
+{
+    const char *at = data;
+    while (len) {
+        ssize_t n = write(fd, at, len);
+        if (n < 0) {
+            if (errno == EINTR)
+                continue;
+            return error_errno(err, errno, "write");
+        }
+        at += n;
+        len -= (size_t)n;
+    }
+    return ERR_OK;
+}
+
+static void parent_of(const char *path, char out[PATH_MAX])
+{
+    const char *slash = strrchr(path, '/');
+    size_t len = slash ? (size_t)(slash - path) : 0;
+    if (!slash)
+        snprintf(out, PATH_MAX, ".");
+    else if (!len)
+        snprintf(out, PATH_MAX, "/");
+    else
+        snprintf(out, PATH_MAX, "%.*s", (int)len, path);
+}
+
+int fs_sync_dir(const char *path, struct error *err)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return error_errno(err, errno, "cannot open directory %s", path);
+    int rc = ERR_OK;
+    if (fsync(fd) < 0)
+        rc = error_errno(err, errno, "fsync of directory %s", path);
+    close(fd);
+    return rc;
+}
+
+static int write_replace(const char *path, const void *data, size_t len, mode_t mode, bool durable,
+                         struct error *err)
+{
+    char temp[PATH_MAX];
+    int used = snprintf(temp, sizeof temp, "%s.tmp.%ld", path, (long)getpid());
+    if (used < 0 || (size_t)used >= sizeof temp)
+        return error_set(err, ERR_INVALID, "path too long: %s", path);
+    int fd = open(temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, mode);
+    if (fd < 0)
+        return error_errno(err, errno, "cannot create %s", temp);
+    int rc = fs_write_all(fd, data, len, err);
+    if (rc)
+        error_context(err, "%s", temp);
+    else if (durable && fsync(fd) < 0)
+        rc = error_errno(err, errno, "fsync of %s", temp);
+    if (close(fd) < 0 && !rc)
+        rc = error_errno(err, errno, "close of %s", temp);
+    if (!rc && rename(temp, path) < 0)
+        rc = error_errno(err, errno, "rename %s to %s", temp, path);
+    if (rc) {
+        unlink(temp);
+        return rc;
+    }
+    if (!durable)
+        return ERR_OK;
+    char dir[PATH_MAX];
+    parent_of(path, dir);
+    return fs_sync_dir(dir, err);
+}
+
+int fs_write_durable(const char *path, const void *data, size_t len, mode_t mode, struct error *err)
+{
+    return write_replace(path, data, len, mode, true, err);
+}
+
+int fs_write_atomic(const char *path, const void *data, size_t len, mode_t mode, struct error *err)
+{
+    return write_replace(path, data, len, mode, false, err);
+}
+
+int fs_read_file(const char *path, struct buffer *out, struct error *err)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return error_errno(err, errno, "cannot open %s", path);
+    int rc = ERR_OK;
+    char chunk[64 << 10];
+    for (;;) {
+        ssize_t n = read(fd, chunk, sizeof chunk);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            rc = error_errno(err, errno, "cannot read %s", path);
+        else if (n > 0 && buffer_append(out, chunk, (size_t)n))
+            rc = error_set(err, ERR_INVALID, "%s is larger than the limit of %zu bytes", path, out->max);
+        if (n <= 0 || rc)
+            break;
+    }
+    close(fd);
+    return rc;
+}
+
+int fs_make_dirs(const char *path, mode_t mode, struct error *err)
+{
+    char part[PATH_MAX];
+    size_t len = strlen(path);
+    if (!len || len >= sizeof part)
+        return error_set(err, ERR_INVALID, "bad directory path '%s'", path);
+    memcpy(part, path, len + 1);
+    for (size_t i = 1; i <= len; i++) {
+        if (part[i] != '/' && part[i] != '\0')
+            continue;
+        char keep = part[i];
+        part[i] = '\0';
+        if (mkdir(part, mode) < 0) {
+            int errnum = errno;
+            struct stat st;
+            /* EEXIST is not the only answer for a directory that is there: a
+             * read-only file system says EROFS, a closed parent EACCES. */
+            if (stat(part, &st) < 0)
+                return error_errno(err, errnum, "cannot create directory %s", part);
+            if (!S_ISDIR(st.st_mode))
+                return error_set(err, ERR_IO, "cannot create directory %s: %s is not a directory", path, part);
+        }
+        part[i] = keep;
+    }
+    return ERR_OK;
+}
+
+static int remove_entry(const char *path, const struct stat *st, int type, struct FTW *walk)
+{
+    (void)st;
+    (void)type;
+    (void)walk;
+    return remove(path) < 0 && errno != ENOENT ? -1 : 0;
+}
+
+int fs_remove_tree(const char *path, struct error *err)
+{
+    if (nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS) < 0 && errno != ENOENT)
+        return error_errno(err, errno, "cannot remove %s", path);
+    return ERR_OK;
+}
+
+int fs_self_dir(char *out, size_t cap, struct error *err)
+{
+    char exe[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
+    if (n < 0)
+        return error_errno(err, errno, "cannot read /proc/self/exe");
+    exe[n] = '\0';
+    char dir[PATH_MAX];
+    parent_of(exe, dir);
+    if (strlen(dir) >= cap)
+        return error_set(err, ERR_INVALID, "path too long: %s", dir);
+    memcpy(out, dir, strlen(dir) + 1);
+    return ERR_OK;
+}

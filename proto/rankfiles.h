@@ -1,0 +1,65 @@
+/* The files of an attempt's run directory, through which rank, keeper and agent
+ * talk: no socket, so each can die and come back without the others noticing.
+ *
+ *   start.pb            AttemptStart, durable, before the keeper starts   agent  -> keeper, ranks
+ *   keeper.id           process identity of the keeper (text, procid)     keeper -> agent
+ *   keeper.end          every rank ended and its processes are gone       keeper -> agent
+ *   rank-<r>.pid        process identity of the rank                      keeper -> agent
+ *   rank-<r>.status     struct rank_status, memory-mapped                 rank   -> agent
+ *   rank-<r>.control    struct rank_control, memory-mapped                agent  -> rank
+ *   rank-<r>.metrics    record log of MetricRecord                        rank   -> agent
+ *   rank-<r>.shards     record log of ShardRecord, durable                rank   -> agent
+ *   rank-<r>.done       DoneRecord, by rename                             rank   -> keeper
+ *   rank-<r>.exit       ExitRecord, by rename, durable                    keeper -> agent
+ *   rank-<r>.log        its output; rotated once to .log.1                keeper
+ *   stop                text "kill": the keeper kills all now             agent  -> keeper
+ *
+ * The agent makes status and control files (zeroed but for the magic) before the
+ * keeper starts. Scalars are accessed with the atomic built-ins; the texts are
+ * for people and may tear. */
+#ifndef BOOST_PROTO_RANKFILES_H
+#define BOOST_PROTO_RANKFILES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/base/error.h"
+
+enum {
+    RANK_FILE_BYTES = 4096,
+    RANK_STATUS_MAGIC = 0x31535442,  /* "BTS1" */
+    RANK_CONTROL_MAGIC = 0x31435442, /* "BTC1" */
+    /* exit codes of boost-worker */
+    RANK_EXIT_SPEC = 64,  /* spec or data error: no restart can help   */
+    RANK_EXIT_PEER = 65,  /* a peer was lost: never the cause          */
+    RANK_EXIT_INFRA = 66, /* device, driver                            */
+    RANK_EXIT_APP = 70,   /* everything else that the worker noticed   */
+};
+
+struct rank_status {
+    uint32_t magic;
+    uint32_t phase;    /* Boost__RankUpdate__Phase */
+    uint64_t progress; /* micro-batches done, eval ones too; any forward move counts */
+    uint64_t bytes;    /* of loading or checkpoint writing, cumulative               */
+    int64_t step;      /* steps done                                                 */
+    uint64_t collective_seq;
+    char collective[96]; /* last one entered: "all_reduce tp0 latent qkv layer 3"    */
+    char doing[96];      /* "waiting for rank 1 at rendezvous"                       */
+};
+_Static_assert(sizeof(struct rank_status) <= RANK_FILE_BYTES, "status page");
+
+struct rank_control {
+    uint32_t magic;
+    uint32_t stop;       /* 1: stop at the agreed step after a checkpoint, 2: without one */
+    uint32_t checkpoint; /* counter: a new value asks for one checkpoint                  */
+};
+
+/* Maps `<run_dir>/rank-<r>.<suffix>` shared; creates it with `magic` when `create`.
+ * NULL and *err on failure. Unmap with rank_file_unmap. */
+void *rank_file_map(const char *run_dir, int rank, const char *suffix, uint32_t magic, int create, struct error *err);
+void rank_file_unmap(void *page);
+/* "<run_dir>/rank-<r>.<suffix>" */
+MUST_USE int rank_file_path(char *out, size_t cap, const char *run_dir, int rank, const char *suffix,
+                            struct error *err);
+
+#endif

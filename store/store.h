@@ -1,0 +1,186 @@
+/* The controller's memory: SQLite behind one writer thread.
+ *
+ * Two files in the state directory: state.db (jobs, attempts, nodes, events,
+ * checkpoints, shards; WAL, synchronous=FULL) and metrics.db (WAL, NORMAL).
+ * All SQL of the product lives in this folder.
+ *
+ * Threads: every function is called from one thread, the controller's loop, and
+ * none of them waits for a disk but store_open, store_close and the store_load_*
+ * family (boot only). Writes and later reads are queued; their callbacks run on
+ * the caller's thread from store_dispatch(), when store_fd() is readable.
+ *
+ * Group commit: the writer takes every transaction that is waiting and commits
+ * them in one SQLite transaction; each callback comes after that commit is durable.
+ * One that fails (a constraint) fails alone. With ENOSPC or an I/O error the
+ * writer keeps the transactions queued in order and retries; store_health() says so.
+ * Strings and blobs are copied by the calls; rows handed to callbacks are the
+ * store's until the callback returns. */
+#ifndef BOOST_STORE_STORE_H
+#define BOOST_STORE_STORE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/base/error.h"
+
+struct store;
+
+/* Takes the lock file first (ERR_BUSY names the holder's pid), makes the directory,
+ * runs quick_check and the numbered migrations. A database of a newer version
+ * is ERR_UNSUPPORTED. */
+MUST_USE int store_open(const char *state_dir, struct store **out, struct error *err);
+/* Drains the writer, checkpoints the WAL, releases the lock. */
+void store_close(struct store *s);
+const char *store_id(const struct store *s); /* 8 hex digits, made with the database */
+int store_fd(const struct store *s);         /* eventfd, readable: call store_dispatch */
+void store_dispatch(struct store *s);
+/* ERR_OK, or what keeps the writer from committing now (text in *err). Submits are
+ * refused while it is not ERR_OK; running jobs go on. */
+int store_health(const struct store *s, struct error *err);
+
+/* ---- rows; times are wall-clock ns, 0 = not yet -------------------------- */
+
+struct store_job {
+    int64_t id; /* the caller numbers them: store_max_job_id() + 1 */
+    const char *name;
+    uint32_t uid;
+    uint32_t gid;
+    const char *user;
+    int state;         /* Boost__JobState__Value */
+    int stop_target;   /* Boost__JobState__Value while STOPPING */
+    int reason;        /* Boost__Reason__Value */
+    const char *reason_text;
+    const void *spec;  /* JobSpec as submitted, packed */
+    size_t spec_len;
+    const void *resolved;
+    size_t resolved_len;
+    int priority;
+    int attempt;       /* newest, 0 = none yet */
+    int restarts_used; /* application failures, against max_restarts */
+    int stuck_attempts; /* in a row without a later checkpoint, against no_progress_limit */
+    int backoff_count; /* consecutive restarts, doubles the delay */
+    int64_t step;      /* newest known step of any attempt */
+    int64_t checkpoint_step; /* newest COMMITTED, -1 = none */
+    int64_t submitted_ns, started_ns, ended_ns;
+    double run_s; /* run time of the ended attempts, for the time limit */
+    /* goodput, seconds, of what is over */
+    double productive_s, detection_s, restart_s, replay_s, queue_s;
+    double loss, eval_loss; /* newest; NaN = none */
+};
+struct store_attempt {
+    int64_t job;
+    int attempt;
+    int64_t from_step, to_step;
+    const char *placement; /* "node:rank,rank;node:rank" */
+    int64_t start_ns, running_ns, end_ns;
+    int reason;
+    const char *text;
+    bool fenced; /* no report of it counts any more */
+};
+struct store_node {
+    const char *name;
+    const char *boot_id;
+    int admin; /* Boost__NodeAdmin__Value */
+    const char *admin_reason;
+    const char *admin_by;
+    int64_t admin_ns;
+    int cpu_slots;
+    int64_t memory_mib;
+    uint32_t uid;
+    const char *data_address;
+};
+struct store_checkpoint {
+    int64_t job;
+    int64_t step;
+    int attempt;
+    int state; /* Boost__CheckpointState__Value */
+    const char *path;
+    int world;
+    int64_t changed_ns;
+    const char *note;
+};
+struct store_shard {
+    int64_t job;
+    int64_t step;
+    int attempt;
+    int rank;
+    const char *file;
+    int64_t bytes;
+    uint32_t crc32c;
+    int64_t write_ms;
+};
+struct store_event {
+    int64_t id; /* given by the caller, ascending: store_max_event_id() + 1 */
+    int64_t wall_ns;
+    int64_t job; /* 0 = none */
+    int attempt; /* 0 = none */
+    const char *node;
+    const char *actor;
+    const char *kind;
+    const char *text;
+};
+
+/* ---- transactions --------------------------------------------------------- */
+
+struct store_txn;
+typedef void (*store_done_fn)(void *arg, int rc, const struct error *err);
+/* All puts of one txn are committed together or not at all. put = insert or replace by key. */
+MUST_USE struct store_txn *store_begin(struct store *s); /* NULL: out of memory */
+void store_put_job(struct store_txn *t, const struct store_job *row);
+void store_put_attempt(struct store_txn *t, const struct store_attempt *row);
+void store_put_node(struct store_txn *t, const struct store_node *row);
+void store_put_checkpoint(struct store_txn *t, const struct store_checkpoint *row);
+void store_put_shard(struct store_txn *t, const struct store_shard *row);
+void store_add_event(struct store_txn *t, const struct store_event *row);
+/* Queues it; done may be NULL. Transactions commit in the order of these calls. */
+void store_commit(struct store_txn *t, store_done_fn done, void *arg);
+
+/* ---- metrics -------------------------------------------------------------- */
+
+struct store_metric {
+    int64_t seq; /* key (job, attempt, rank, seq): a repeat is ignored */
+    int64_t step;
+    int64_t wall_ns;
+    int n;
+    const char *const *names;
+    const double *values;
+};
+/* done comes when the batch is committed. Never delays state transactions. */
+void store_add_metrics(struct store *s, int64_t job, int attempt, int rank, const struct store_metric *rows, int n,
+                       store_done_fn done, void *arg);
+
+/* ---- boot: synchronous, in key order -------------------------------------- */
+
+MUST_USE int store_load_jobs(struct store *s, void (*each)(void *arg, const struct store_job *), void *arg, struct error *err);
+MUST_USE int store_load_attempts(struct store *s, void (*each)(void *arg, const struct store_attempt *), void *arg, struct error *err);
+MUST_USE int store_load_nodes(struct store *s, void (*each)(void *arg, const struct store_node *), void *arg, struct error *err);
+MUST_USE int store_load_checkpoints(struct store *s, void (*each)(void *arg, const struct store_checkpoint *), void *arg, struct error *err);
+MUST_USE int store_load_shards(struct store *s, void (*each)(void *arg, const struct store_shard *), void *arg, struct error *err);
+int64_t store_max_job_id(struct store *s);
+int64_t store_max_event_id(struct store *s);
+/* Highest seq stored without a gap from 1, for acknowledging after a restart. */
+MUST_USE int store_load_metric_seqs(struct store *s, void (*each)(void *arg, int64_t job, int attempt, int rank, int64_t seq), void *arg, struct error *err);
+
+/* ---- reads while running: on a reader thread of their own ------------------ */
+
+typedef void (*store_events_fn)(void *arg, const struct store_event *rows, size_t n, int rc, const struct error *err);
+/* job 0: of all. Rows with id > after_id, ascending, at most `limit`; newest_first
+ * gives the last `limit` ones instead, still ascending. */
+void store_read_events(struct store *s, int64_t job, int64_t after_id, int limit, bool newest_first,
+                       store_events_fn done, void *arg);
+
+struct store_metric_row {
+    int64_t row; /* cursor, ascending in order of arrival */
+    int attempt;
+    int64_t step;
+    int64_t wall_ns;
+    int n;
+    const char *const *names;
+    const double *values;
+};
+typedef void (*store_metrics_fn)(void *arg, const struct store_metric_row *rows, size_t n, int rc, const struct error *err);
+void store_read_metrics(struct store *s, int64_t job, int rank, int64_t after_row, int limit, store_metrics_fn done,
+                        void *arg);
+
+#endif
