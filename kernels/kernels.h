@@ -1,0 +1,198 @@
+/* The operations of a training step: one table, several backends.
+ *
+ * A backend (fp64 reference, fp32 on the CPU; later emulated bf16 and CUDA) is a
+ * `struct kernels`. Model code calls through the table, holds tensors as void *
+ * and names no C float type. Every operation only enqueues on a stream: it does not
+ * wait, allocates nothing, and what changes from step to step is read from a
+ * struct step_block in device memory, so that a captured sequence stays valid.
+ * Faults are sticky in the stream and reported by stream_sync(). On the CPU
+ * "enqueue" means "run now on the calling thread and the stream's pool".
+ *
+ * Letters: T rows (tokens of the micro-batch), w the local width of a hidden-wide
+ * tensor (d/t), d the global one, c branches of a group, r rank, V/t local
+ * vocabulary rows, b sequences, s sequence length, h/hk query and key-value
+ * heads of this rank, e head width. Tensors are row-major and dense unless a
+ * leading dimension (ld, in elements) is given. Weights are [out, in] ("[N, K]"):
+ * a down-projection pair's A is [r, d/t], its B is [out/t, r].
+ *
+ * dtypes of a backend:   act   activations, their gradients, weights used in GEMMs
+ *                        stat  row statistics S, R, c, log-sum-exp, maxima and sums
+ *                        grad  weight gradients, master weights, Adam moments
+ * Pointers below are tagged with these three words. Outputs never alias inputs
+ * unless it says "may alias". All formulas: worker/README.md. */
+#ifndef BOOST_KERNELS_KERNELS_H
+#define BOOST_KERNELS_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/base/dtype.h"
+#include "proto/base/error.h"
+
+struct kstream; /* one per rank; used by one thread at a time */
+
+/* C[m,n] = op(A)[m,k] op(B)[k,n] + beta C, `batch` times at the given element strides.
+ * op(X) is X or its transpose; lda/ldb/ldc are those of the matrices as stored. A and B
+ * are act; C is act, or grad when c_grad (fp32 accumulation of weight gradients). */
+struct gemm {
+    int64_t m, n, k;
+    bool trans_a, trans_b;
+    int64_t lda, ldb, ldc;
+    int batch; /* 1 = plain */
+    int64_t stride_a, stride_b, stride_c;
+    double beta; /* 0: C is only written, never read */
+    bool c_grad;
+};
+
+/* Causal attention over b independent sequences of s tokens, token-major:
+ * element (sequence i, token j, head n, x) of q is q[((i*s + j) * ldq) + n*e + x].
+ * Query head n reads key-value head n / (h/hk). softmax(q k^T * scale), scale = 1/sqrt(e). */
+struct attention {
+    int64_t b, s, h, hk, e;
+    int64_t ldq, ldk, ldv, ldo; /* of the gradients too */
+};
+
+enum latent_act { LATENT_IDENTITY, LATENT_SILU };
+
+/* The agreement of a step, one world all-reduce (SUM) of 8 fp64, and what follows
+ * from it. Lives in device memory; the host uploads what is marked (host). */
+enum agreement_slot {
+    AGREE_LOSS,      /* sum of the token losses                                 */
+    AGREE_TOKENS,    /* unmasked tokens                                         */
+    AGREE_SQUARES,   /* sum of squared gradients (of the loss SUM) owned by this rank */
+    AGREE_NONFINITE, /* > 0: some gradient or loss is not finite                */
+    AGREE_STOP,      /* > 0: some rank was asked to stop (host)                 */
+    AGREE_CHECKPOINT, /* > 0: a checkpoint is due (host)                        */
+    AGREE_BUSY,      /* > 0: some rank's checkpoint writer is still busy (host) */
+    AGREE_SPARE,
+    AGREE_SLOTS
+};
+struct step_block {
+    double agree[AGREE_SLOTS];
+    double lr;     /* (host) */
+    double adam_t; /* updates applied so far; moved by step_finish, not by a skipped step */
+    /* written by step_finish */
+    double grad_norm;  /* of the mean loss: sqrt(SQUARES) / TOKENS */
+    double grad_scale; /* what adamw multiplies a gradient by: clip / TOKENS */
+    double skip;       /* 1: this update does not happen */
+    double bias1, bias2; /* 1 - beta^adam_t */
+};
+
+struct adamw {
+    double beta1, beta2, eps;
+    double weight_decay; /* of this tensor: 0 for gains */
+};
+
+struct kernels {
+    const char *name; /* "cpu-fp32" */
+    enum dtype act, stat, grad;
+
+    /* ---- streams and memory ---- */
+    /* threads >= 1: workers of this stream's GEMMs and loops. */
+    int (*stream_create)(int threads, struct kstream **out, struct error *err);
+    void (*stream_destroy)(struct kstream *ks);
+    /* Waits for all that was enqueued; the first fault since the last call. */
+    int (*stream_sync)(struct kstream *ks, struct error *err);
+    /* Seconds this stream has spent in GEMMs so far (host clock on the CPU). */
+    double (*gemm_seconds)(struct kstream *ks);
+    /* Device memory, 256-byte aligned; never inside a step. */
+    void *(*alloc)(size_t bytes, struct error *err);
+    void (*release)(void *p);
+    void (*upload)(struct kstream *ks, void *dst, const void *host, size_t bytes);
+    void (*download)(struct kstream *ks, void *host, const void *src, size_t bytes); /* valid after stream_sync */
+    void (*zero)(struct kstream *ks, void *dst, size_t bytes);
+    void (*cast)(struct kstream *ks, enum dtype to, void *dst, enum dtype from, const void *src, int64_t n);
+
+    /* ---- matrix products ---- */
+    void (*gemm)(struct kstream *ks, const struct gemm *g, const void *a, const void *b, void *c);
+
+    /* ---- embedding ---- */
+    /* out[p][T][width/parts], p < parts: row of `table` [rows, width] act for each token in
+     * [first, first + rows), zeros for any other token. tokens: i32 [T]. */
+    void (*embed)(struct kstream *ks, int64_t T, int64_t first, int64_t rows, int64_t width, int parts,
+                  const int32_t *tokens, const void *table, void *out);
+    /* dtable [rows, width] grad += the transpose of embed; each row summed in token order (deterministic). */
+    void (*embed_backward)(struct kstream *ks, int64_t T, int64_t first, int64_t rows, int64_t width, int parts,
+                           const int32_t *tokens, const void *dout, void *dtable);
+
+    /* ---- norm and residual ---- */
+    /* x_out = x + y (y may be NULL); S[T] stat = sum over w of x_out^2 (fp64 or fp32
+     * accumulation of the stored values); n = x_out * gain unless n is NULL. x_out may alias x. */
+    void (*residual_gain)(struct kstream *ks, int64_t T, int64_t w, const void *x, const void *y, const void *gain,
+                          void *x_out, void *n, void *S);
+    /* R[T] stat = (S/d + eps)^-1/2; n = R * x * gain. The plain norm behind the last block. */
+    void (*norm_apply)(struct kstream *ks, int64_t T, int64_t w, int64_t d, double eps, const void *x,
+                       const void *gain, const void *S, void *R, void *n);
+    /* Backward of both: with u = dn * (R or 1 when R is NULL):
+     *   dx += u * gain - k * x  (dx = when !accumulate);   dgain[w] grad += sum over rows of x * u.
+     * k[T] stat is (R^2/d) c with c = <dY, Y> over the latents, or from cross-entropy for the last norm. */
+    void (*gain_backward)(struct kstream *ks, int64_t T, int64_t w, const void *x, const void *gain, const void *R,
+                          const void *k, const void *dn, bool accumulate, void *dx, void *dgain);
+
+    /* ---- bottleneck ---- */
+    /* latent H [T, n] act: R = (S/d + eps)^-1/2 and H := R H (online norm; S, R NULL: no norm, R = 1),
+     * z = activation(H). H keeps Y = R H for the backward. z may alias H only for LATENT_IDENTITY. */
+    void (*latent_forward)(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act,
+                           void *H, const void *S, void *R, void *z);
+    /* dz [T, n] := R * dY with dY = dz * activation'(Y); k[T] stat = (R^2/d) <dY, Y> (R, k NULL: no norm). */
+    void (*latent_backward)(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act, const void *Y,
+                            const void *R, void *dz, void *k);
+
+    /* ---- attention ---- */
+    /* Rotary positions, non-interleaved halves, in place on x [T, heads, e] with row stride ld; the
+     * position of row i is i % s. inverse: the backward. */
+    void (*rope)(struct kstream *ks, int64_t T, int64_t s, int64_t heads, int64_t e, int64_t ld, double theta,
+                 bool inverse, void *x);
+    /* Bytes of scratch that the two below need. */
+    size_t (*attention_workspace)(const struct attention *a, bool backward);
+    /* lse [b, h, s] stat. */
+    void (*attention_forward)(struct kstream *ks, const struct attention *a, const void *q, const void *k,
+                              const void *v, void *o, void *lse, void *workspace);
+    void (*attention_backward)(struct kstream *ks, const struct attention *a, const void *q, const void *k,
+                               const void *v, const void *o, const void *lse, const void *d_o, void *dq, void *dk,
+                               void *dv, void *workspace);
+
+    /* ---- gated MLP ---- */
+    /* out = f(gate) * up, f = SiLU or identity; n elements. */
+    void (*glu_forward)(struct kstream *ks, int64_t n, bool silu, const void *gate, const void *up, void *out);
+    /* dgate may alias gate, dup may alias up. */
+    void (*glu_backward)(struct kstream *ks, int64_t n, bool silu, const void *gate, const void *up, const void *dout,
+                         void *dgate, void *dup);
+
+    /* ---- head and loss: vocabulary rows [first, first + valid) of this rank; logits [T, ld] act ---- */
+    /* m[T] stat = max over the valid columns. Columns from `valid` to ld are padding and are never read as logits. */
+    void (*ce_max)(struct kstream *ks, int64_t T, int64_t ld, int64_t valid, const void *logits, void *m);
+    /* sums[T][3] stat = sum exp(l - m), sum exp(l - m) * l, and the target's logit if the target is here else 0.
+     * targets: i32 [T], below 0 = masked. */
+    void (*ce_sums)(struct kstream *ks, int64_t T, int64_t ld, int64_t valid, int64_t first, const void *logits,
+                    const void *m, const int32_t *targets, void *sums);
+    /* With m and sums reduced over the group: adds the loss sum and token count of the micro-batch to
+     * loss[0] and loss[1] (fp64 device memory; NULL on ranks that do not report them), and, unless
+     * c is NULL (evaluation), logits := d(loss sum)/d logits (padding columns := 0) and
+     * c[T] stat = sum_v p_v l_v - l_target (0 for masked rows), the last norm's <dn, n>. */
+    void (*ce_backward)(struct kstream *ks, int64_t T, int64_t ld, int64_t valid, int64_t first, void *logits,
+                        const void *m, const void *sums, const int32_t *targets, double *loss, void *c);
+    /* k[T] stat = (R^2/d) c: what gain_backward wants for the last norm. k may alias c. */
+    void (*norm_k)(struct kstream *ks, int64_t T, int64_t d, const void *R, const void *c, void *k);
+
+    /* ---- layout ---- */
+    /* in [parts][T][w] -> out [T][parts*w]: what an all-gather of hidden shards leaves, made dense. */
+    void (*interleave)(struct kstream *ks, int parts, int64_t T, int64_t w, const void *in, void *out);
+
+    /* ---- update ---- */
+    /* acc[0] += sum of squares in fp64 (a gradient of 1e19 must not overflow); acc[1] += 1 if any is not finite. */
+    void (*grad_squares)(struct kstream *ks, int64_t n, const void *grad, double *acc);
+    /* From the reduced agreement: grad_norm, grad_scale (clip 0 = none), skip (any non-finite, or no tokens), and
+     * unless skipped adam_t += 1; bias1, bias2 from adam_t. */
+    void (*step_finish)(struct kstream *ks, struct step_block *block, double beta1, double beta2, double clip);
+    /* Decoupled decay (Loshchilov and Hutter): m, v, master are grad; weight (act) gets the new value, and may
+     * be the same memory as master when the dtypes are equal. Does nothing when block->skip. */
+    void (*adamw)(struct kstream *ks, int64_t n, const struct adamw *hyper, const struct step_block *block,
+                  const void *grad, void *m, void *v, void *master, void *weight);
+};
+
+const struct kernels *kernels_cpu_fp64(void); /* the reference: plain loops, fp64 throughout */
+const struct kernels *kernels_cpu_fp32(void); /* dnnl_sgemm, vectorised loops */
+
+#endif

@@ -1,0 +1,11 @@
+/* Element types of tensors, shared by plan, kernels, collectives and checkpoints. */
+#ifndef BOOST_PROTO_BASE_DTYPE_H
+#define BOOST_PROTO_BASE_DTYPE_H
+
+#include <stddef.h>
+
+enum dtype { DTYPE_F32, DTYPE_F64, DTYPE_BF16, DTYPE_I32, DTYPE_COUNT };
+size_t dtype_size(enum dtype t);
+const char *dtype_name(enum dtype t); /* safetensors' names: "F32", "F64", "BF16", "I32" */
+
+#endif

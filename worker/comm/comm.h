@@ -1,0 +1,113 @@
+/* Collectives behind one small interface: LOCAL (ranks as threads of one process,
+ * fixed order, for tests), GLOO (processes); NCCL later.
+ *
+ * A struct comm is one rank's end of one group. All ranks of a group call the
+ * same operations in the same order. A call is enqueued on the rank's kernel stream
+ * (on the CPU: runs now and blocks). A call of several segments is one call, on
+ * the wire and in the counters. Errors: ERR_PEER_LOST or ERR_TIMEOUT with the
+ * group, the operation and the rank in the text; after an error the comm is dead.
+ * One thread per rank. */
+#ifndef BOOST_WORKER_COMM_COMM_H
+#define BOOST_WORKER_COMM_COMM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kernels/kernels.h"
+#include "proto/base/buffer.h"
+#include "proto/base/error.h"
+
+enum comm_group { GROUP_WORLD, GROUP_TP, GROUP_PP, GROUP_DP, GROUP_COUNT };
+enum comm_kind { COMM_ALL_REDUCE, COMM_REDUCE_SCATTER, COMM_ALL_GATHER, COMM_KIND_COUNT };
+enum comm_op { COMM_SUM, COMM_MAX };
+/* What a call belongs to; training.md's formulas are per pass. */
+enum comm_pass { PASS_FORWARD, PASS_BACKWARD, PASS_RECOMPUTE, PASS_STEP, PASS_EVAL, PASS_COUNT };
+
+struct comm_segment {
+    void *data; /* in place */
+    int64_t count;
+    enum dtype dtype;
+};
+
+/* Elements are the payload of the formulas: count of an all_reduce, the full (unsharded) tensor
+ * of a reduce_scatter or all_gather. bytes = elements x the dtype's size. Calls in a group of one
+ * rank are not made and not counted. */
+struct comm_count {
+    int64_t calls;
+    int64_t elements;
+    int64_t bytes;
+};
+struct comm_counters {
+    struct comm_count by[GROUP_COUNT][COMM_KIND_COUNT][PASS_COUNT];
+};
+
+struct comm {
+    const struct comm_backend *backend;
+    enum comm_group group;
+    int rank, size;       /* within the group */
+    int world_rank;       /* for messages */
+    enum comm_pass pass;  /* set by the step */
+    struct comm_counters *counters; /* the rank's, shared by its groups */
+    double *seconds;      /* the rank's time in collectives, shared */
+    /* Called on entry with a text for the status page; may be NULL. */
+    void (*note)(void *arg, const char *what);
+    void *note_arg;
+    void *state; /* the backend's */
+};
+
+struct comm_backend {
+    const char *name;
+    int (*all_reduce)(struct comm *c, struct kstream *ks, const struct comm_segment *segments, int n, enum comm_op op,
+                      struct error *err);
+    /* data is [size][chunk] of dtype on entry; on return chunk number `rank` holds the sum and is copied to `out`. */
+    int (*reduce_scatter)(struct comm *c, struct kstream *ks, void *data, void *out, int64_t chunk, enum dtype dtype,
+                          struct error *err);
+    /* out [size][chunk] from each rank's in [chunk]. */
+    int (*all_gather)(struct comm *c, struct kstream *ks, const void *in, void *out, int64_t chunk, enum dtype dtype,
+                      struct error *err);
+    void (*destroy)(struct comm *c);
+};
+
+/* The calls model code makes (comm.c): they count, time, note, and do nothing in a group of one
+ * (reduce_scatter and all_gather then copy). `what` is a short constant text: "latent qkv". */
+MUST_USE int comm_all_reduce(struct comm *c, struct kstream *ks, const struct comm_segment *segments, int n,
+                             enum comm_op op, const char *what, struct error *err);
+MUST_USE int comm_reduce_scatter(struct comm *c, struct kstream *ks, void *data, void *out, int64_t chunk,
+                                 enum dtype dtype, const char *what, struct error *err);
+MUST_USE int comm_all_gather(struct comm *c, struct kstream *ks, const void *in, void *out, int64_t chunk,
+                             enum dtype dtype, const char *what, struct error *err);
+void comm_destroy(struct comm *c);
+
+const char *comm_group_name(enum comm_group g); /* "world", "tp", ... */
+const char *comm_kind_name(enum comm_kind k);   /* "all_reduce", ... */
+const char *comm_pass_name(enum comm_pass p);
+
+/* A rank's set of groups. */
+struct comms {
+    struct comm world, tp; /* pp and dp join with their strategies */
+    struct comm_counters counters;
+    double seconds;
+};
+
+/* ---- LOCAL: worker/comm/local.c ---- */
+struct local_world; /* shared by the ranks of one process */
+MUST_USE int local_world_create(int world, int tp, struct local_world **out, struct error *err);
+void local_world_destroy(struct local_world *w); /* after every rank's comms_destroy */
+MUST_USE int local_comms_join(struct local_world *w, int rank, struct comms *out, struct error *err);
+/* Makes every waiting and later call fail with ERR_PEER_LOST naming `rank`: for a rank that fails. */
+void local_world_abort(struct local_world *w, int rank);
+
+/* ---- GLOO: worker/comm/gloo.cc ---- */
+/* Rendezvous by key and value, blocking with a deadline; worker/rendezvous.c talks to the agent. */
+struct rendezvous {
+    int (*set)(void *arg, const char *group, const char *key, const void *value, size_t len, struct error *err);
+    /* Waits for the key; appends the value to `out`. ERR_TIMEOUT names the key. */
+    int (*get)(void *arg, const char *group, const char *key, int timeout_ms, struct buffer *out, struct error *err);
+    void *arg;
+};
+MUST_USE int gloo_comms_create(int rank, int world, int tp, const char *bind_address, const struct rendezvous *rv,
+                               int connect_timeout_ms, int op_timeout_ms, struct comms *out, struct error *err);
+
+void comms_destroy(struct comms *c);
+
+#endif

@@ -1,0 +1,75 @@
+/* One rank's training engine: parameters, the step, evaluation. It knows the model,
+ * the plan, the kernels and the collectives; it knows nothing of files, data
+ * formats, agents or jobs. One thread per engine. */
+#ifndef BOOST_WORKER_ENGINE_H
+#define BOOST_WORKER_ENGINE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kernels/kernels.h"
+#include "proto/base/error.h"
+#include "worker/comm/comm.h"
+#include "worker/plan/plan.h"
+
+struct engine;
+
+/* plan, kernels and comms stay the caller's and outlive the engine. Allocates the arena (plan_memory). */
+MUST_USE int engine_create(const struct plan *plan, const struct kernels *k, struct comms *comms, int rank, int threads,
+                           struct engine **out, struct error *err);
+void engine_destroy(struct engine *e);
+
+/* Initial weights: each tensor from (seed, name) alone, so that every layout starts from the same model. */
+MUST_USE int engine_init_weights(struct engine *e, struct error *err);
+
+/* One micro-batch on the host, int32: inputs[T], targets[T] (below 0: no loss). */
+struct micro_batch {
+    const int32_t *inputs;
+    const int32_t *targets;
+};
+
+struct step_request {
+    double lr;
+    bool stop, checkpoint, busy; /* this rank's votes; any rank's vote counts */
+};
+struct step_result {
+    double loss; /* mean over the unmasked tokens of the global batch */
+    int64_t tokens;
+    double grad_norm; /* before clipping */
+    bool skipped;     /* the update did not happen: non-finite */
+    bool stop, checkpoint, busy; /* agreed by all ranks */
+};
+/* Forward and backward of plan->accumulation micro-batches, agreement, update. `progress` (may be
+ * NULL) is called after each micro-batch. */
+MUST_USE int engine_step(struct engine *e, const struct micro_batch *micro, const struct step_request *request,
+                         struct step_result *result, void (*progress)(void *arg), void *arg, struct error *err);
+
+/* Loss sum and token count of one micro-batch without gradients; same on every tp rank. */
+MUST_USE int engine_eval(struct engine *e, const struct micro_batch *micro, double *loss_sum, double *tokens,
+                         struct error *err);
+/* Gradients of the loss SUM of one micro-batch into the gradient buffers (zeroed first), no update: for tests. */
+MUST_USE int engine_gradients(struct engine *e, const struct micro_batch *micro, double *loss_sum, struct error *err);
+/* Full logits of this rank's vocabulary slice, [T, V_pad/t] act, copied to host memory: for tests. */
+MUST_USE int engine_logits(struct engine *e, const struct micro_batch *micro, void *host, struct error *err);
+
+/* ---- state, for checkpoints and tests --------------------------------------- */
+
+enum state_kind { STATE_WEIGHT /* master */, STATE_MOMENT1, STATE_MOMENT2, STATE_GRAD, STATE_KINDS };
+struct state_tensor {
+    struct plan_tensor tensor; /* name, global shape, this rank's slice, counted */
+    enum state_kind kind;
+    enum dtype dtype;
+    void *device; /* nrows * ncols, dense */
+};
+int64_t engine_tensor_count(const struct engine *e);
+void engine_tensor(const struct engine *e, int64_t i, enum state_kind kind, struct state_tensor *out);
+/* After weights were written from outside (restore, tests): refreshes the compute copies. */
+MUST_USE int engine_weights_changed(struct engine *e, struct error *err);
+double engine_adam_t(struct engine *e);
+MUST_USE int engine_set_adam_t(struct engine *e, double t, struct error *err);
+
+const struct kernels *engine_kernels(const struct engine *e);
+struct kstream *engine_stream(const struct engine *e);
+double engine_gemm_seconds(const struct engine *e);
+
+#endif

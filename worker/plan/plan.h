@@ -1,0 +1,115 @@
+/* The parallel plan: what a resolved job means for each rank. Pure functions, no I/O,
+ * no allocation beyond the caller's; used by the validator (boostd, boostctl), the
+ * worker and, later, the planner, so that all three agree by construction.
+ *
+ * Letters as in kernels/kernels.h: d hidden, f intermediate, r rank, V vocabulary,
+ * L layers, h heads, hk kv heads, e = d/h, t = tp, T = micro_batch * s. */
+#ifndef BOOST_WORKER_PLAN_PLAN_H
+#define BOOST_WORKER_PLAN_PLAN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/base/dtype.h"
+#include "proto/base/error.h"
+#include "proto/job.pb-c.h"
+
+/* ---- from a job file to a plan -------------------------------------------- */
+
+/* Everything that can be known of a spec without a node: proto/validate's presence and
+ * ranges, then layout (divisibility, with the nearest legal values in the message), then
+ * what this version has built (ERR_UNSUPPORTED with the mend). */
+MUST_USE int plan_validate(const Boost__JobSpec *spec, struct error *err);
+
+/* What AUTO needs to know of the machine. */
+struct plan_machine {
+    int64_t memory_bytes; /* a rank may use; 0 = unknown, the largest micro-batch is then 8 */
+    bool has_cuda;
+};
+/* A copy of `spec` (packed and unpacked again, caller frees with boost__job_spec__free_unpacked)
+ * with every default and every AUTO replaced by its value: validates first. */
+MUST_USE int plan_resolve(const Boost__JobSpec *spec, const struct plan_machine *machine, Boost__JobSpec **out,
+                          struct error *err);
+
+/* The numbers of a resolved spec, so that no one walks protobuf in a step. */
+struct plan {
+    Boost__Factorization__Value factorization;
+    Boost__Strategy__Value strategy;
+    int64_t d, f, r, V, V_pad, L, h, hk, e, s;
+    double rope_theta, norm_eps;
+    bool tied;
+    bool mlp_silu;    /* SiLU on the gate branch */
+    bool latent_silu; /* activation on the latent: COLA yes, SVD no */
+    bool grouped;
+    int tp, pp, dp, world;
+    int64_t micro_batch, global_batch, accumulation; /* accumulation = global / (micro * dp) */
+    int64_t T;
+    Boost__Precision__Value precision;
+    uint64_t init_seed, data_seed;
+    double beta1, beta2, eps, weight_decay, grad_clip;
+    bool decay_embeddings;
+};
+MUST_USE int plan_make(const Boost__JobSpec *resolved, struct plan *out, struct error *err);
+int plan_tp_rank(const struct plan *p, int rank);
+
+/* ---- parameters ------------------------------------------------------------ */
+
+enum { PLAN_NAME_MAX = 64 };
+enum plan_role { ROLE_EMBEDDING, ROLE_HEAD, ROLE_GAIN, ROLE_DOWN /* A */, ROLE_UP /* B */ };
+enum plan_projection { PROJ_Q, PROJ_K, PROJ_V, PROJ_O, PROJ_GATE, PROJ_UP, PROJ_DOWN, PROJ_COUNT };
+
+/* One parameter tensor: its global shape and this rank's slice. Names do not depend on the
+ * layout: "embedding", "layers.3.norm1", "layers.3.q.A" [r, d], "layers.3.q.B" [out, r],
+ * "layers.3.norm2", "layers.3.gate.A" ..., "norm", "head". */
+struct plan_tensor {
+    char name[PLAN_NAME_MAX];
+    enum plan_role role;
+    int layer;      /* -1 outside the blocks */
+    int projection; /* enum plan_projection, -1 for others */
+    int64_t rows, cols;             /* global; a gain is [1, d] */
+    int64_t row0, col0, nrows, ncols; /* this rank's slice */
+    double init_std; /* normal(0, std); gains: 0 = all ones */
+    bool decay;      /* weight decay applies */
+    bool counted;    /* this rank counts it in the global norm and writes it in checkpoints */
+};
+int64_t plan_tensor_count(const struct plan *p);
+/* i in canonical order: embedding; per layer norm1 q.A k.A v.A q.B k.B v.B o.A o.B norm2 gate.A up.A
+ * gate.B up.B down.A down.B; norm; head (absent when tied). Branches of a group are neighbours, so
+ * that slices laid out in this order make [3r, d/t] and [2r, d/t] blocks. */
+void plan_tensor_at(const struct plan *p, int rank, int64_t i, struct plan_tensor *out);
+/* Parameters without vocabulary padding. */
+int64_t plan_parameters(const struct plan *p);
+
+/* ---- communication: closed forms ------------------------------------------- */
+
+struct plan_comm {
+    int64_t calls;
+    int64_t elements;
+};
+/* [kind][pass] of a training step of one rank with `accumulation` micro-batches, and of one evaluation
+ * micro-batch (PASS_EVAL), in the tp group; `world` gives the agreement. Formulas: training.md 7.1,
+ * worker/plan/README.md. Indices are enum comm_kind, comm_pass of worker/comm/comm.h by number. */
+enum { PLAN_KINDS = 3, PLAN_PASSES = 5 };
+struct plan_comm_counts {
+    struct plan_comm tp[PLAN_KINDS][PLAN_PASSES];
+    struct plan_comm world[PLAN_KINDS][PLAN_PASSES];
+};
+void plan_comm_counts(const struct plan *p, struct plan_comm_counts *out);
+
+/* ---- memory ------------------------------------------------------------------ */
+
+enum plan_memory_category { MEM_WEIGHTS, MEM_MASTER, MEM_GRADS, MEM_MOMENTS, MEM_SAVED, MEM_SCRATCH, MEM_HEAD, MEM_COUNT };
+/* Bytes of one rank's arena by category: exactly what the engine lays out. */
+struct plan_memory {
+    int64_t bytes[MEM_COUNT];
+    int64_t total;
+};
+/* What the figure depends on of a backend (kernels/kernels.h has the same words). */
+struct plan_backend {
+    enum dtype act, stat, grad;
+    int64_t attention_workspace; /* bytes, the larger of forward and backward */
+};
+void plan_memory(const struct plan *p, const struct plan_backend *b, struct plan_memory *out);
+const char *plan_memory_name(enum plan_memory_category c);
+
+#endif
