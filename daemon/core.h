@@ -1,0 +1,109 @@
+/* The controller without its sockets: jobs, attempts, nodes, checkpoints, scheduling
+ * and every decision between them. Pure in the sense of the house: no libuv, no
+ * SQLite, no socket, no clock of its own; time, messages out and randomness come
+ * through struct core_ops, durability through store/store.h's interface, so that
+ * a simulator can drive it from a seed.
+ *
+ * Order of every change: the job's row, other rows and the event row go into one
+ * store transaction; when it is durable the actions run. Actions are idempotent and
+ * are derived from state again at boot and after every reconnect.
+ *
+ * One thread, the controller's loop. */
+#ifndef BOOST_DAEMON_CORE_H
+#define BOOST_DAEMON_CORE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/job.h"
+#include "proto/agent.pb-c.h"
+#include "proto/base/arena.h"
+#include "proto/base/error.h"
+#include "proto/config.pb-c.h"
+#include "proto/rpc.pb-c.h"
+#include "store/store.h"
+
+struct core;
+
+struct core_ops {
+    void *arg;
+    int64_t (*mono_ns)(void *arg);
+    int64_t (*wall_ns)(void *arg);
+    uint64_t (*random)(void *arg);
+    /* Queues a message to an agent; false when it is not connected (the core sends again after it registers). */
+    bool (*send)(void *arg, const char *node, const Boost__ControllerMessage *message);
+    /* Something a follower may wait for has changed: the job's row, its events (also those of no job, 0) or its metrics. */
+    void (*changed)(void *arg, int64_t job);
+};
+
+/* config and store stay the caller's. Loads everything from the store and re-derives timers and actions;
+ * every node starts JOINING until it registers, and none is DOWN before restart_grace. */
+MUST_USE int core_create(const Boost__BoostdConfig *config, struct store *store, const struct core_ops *ops,
+                         struct core **out, struct error *err);
+void core_destroy(struct core *c);
+
+/* ---- agents ------------------------------------------------------------------ */
+
+/* The answer goes out through ops->send. A second live agent of the same node name with another boot id or
+ * state is refused with ERR_REFUSED. */
+MUST_USE int core_agent_register(struct core *c, const Boost__Register *msg, struct error *err);
+/* Every other message. A report of a fenced or unknown attempt is counted, answered with FENCE or FORGET, never applied. */
+void core_agent_message(struct core *c, const char *node, const Boost__AgentMessage *msg);
+/* The connection broke: liveness keeps running on the timers. */
+void core_agent_disconnected(struct core *c, const char *node);
+
+/* ---- timers ------------------------------------------------------------------ */
+
+/* Runs whatever is due; returns the monotonic ns of the next due time. Call after each input too. */
+int64_t core_run(struct core *c);
+
+/* ---- users ------------------------------------------------------------------- */
+
+struct core_user {
+    uint32_t uid, gid;
+    const char *name; /* for display */
+};
+typedef void (*core_reply_fn)(void *arg, int rc, const struct error *err, int64_t job);
+/* Validates (plan_validate), resolves, asks an agent for a preflight unless held or no agent is UP, stores; `reply`
+ * is called when the job is durable or refused. Root and the daemon's own uid may do all; other users see all
+ * jobs and change only their own. */
+void core_submit(struct core *c, const Boost__JobSpec *spec, const struct core_user *user, bool hold,
+                 core_reply_fn reply, void *arg);
+/* Dry run: validates and resolves (caller frees *resolved); *would_wait with its reason (arena). */
+MUST_USE int core_dry_run(struct core *c, const Boost__JobSpec *spec, struct arena *arena, Boost__JobSpec **resolved,
+                          bool *would_wait, const char **reason, struct error *err);
+/* `text` (arena) says what will happen. Refused with the reason when the state does not allow it. The reply comes
+ * when the change is durable. */
+void core_control(struct core *c, Boost__ControlRequest__Verb verb, int64_t job, bool now,
+                  const struct core_user *user, void (*reply)(void *arg, int rc, const struct error *err, const char *text),
+                  void *arg);
+/* "17", "17.2", a name, a unique prefix of names; ERR_NOT_FOUND, or ERR_AMBIGUOUS listing the candidates. */
+MUST_USE int core_find_job(struct core *c, const char *ref, struct job **out, struct error *err);
+
+/* ---- looking ------------------------------------------------------------------ */
+
+/* Jobs by ascending id; NULL ends. */
+struct job *core_next_job(struct core *c, int64_t after_id);
+struct job *core_job(struct core *c, int64_t id);
+/* Everything is allocated in `arena`; NULL when out of memory. */
+Boost__JobSummary *core_summary(struct core *c, const struct job *job, struct arena *arena);
+/* summary, spec, resolved, attempts, checkpoints, waits, goodput, reason; not the events (the store has them). */
+Boost__ShowReply *core_show(struct core *c, const struct job *job, struct arena *arena);
+Boost__CheckpointsReply *core_checkpoints(struct core *c, const struct job *job, struct arena *arena);
+Boost__NodesReply *core_nodes(struct core *c, struct arena *arena);
+Boost__Totals *core_totals(struct core *c, struct arena *arena);
+
+/* A rank's log, wherever it is: asks the node's agent (Task ReadLog), or gives what the controller kept of a
+ * lost node (at most 64 KiB) with `note`. */
+struct core_log {
+    const uint8_t *data;
+    size_t len;
+    int64_t next_offset;
+    int attempt, newest_attempt;
+    bool finished;
+    const char *note;
+};
+void core_read_log(struct core *c, const struct job *job, const Boost__LogsRequest *request,
+                   void (*reply)(void *arg, int rc, const struct error *err, const struct core_log *log), void *arg);
+
+#endif
