@@ -1,0 +1,97 @@
+/* cpu.h: streams and memory. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cpu/cpu.h"
+
+enum { ALIGNMENT = 256 };
+
+void cpu_fault(struct kstream *ks, enum error_code code, const char *fmt, ...)
+{
+    if (ks->fault.code != ERR_OK)
+        return;
+    char text[512];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    error_set(&ks->fault, code, "%s", text);
+}
+
+int cpu_stream_create(int threads, struct kstream **out, struct error *err)
+{
+    *out = NULL;
+    if (threads < 1)
+        return error_set(err, ERR_INVALID, "a kernel stream needs at least one thread, not %d", threads);
+    struct kstream *ks = calloc(1, sizeof *ks);
+    if (!ks)
+        return error_set(err, ERR_NOMEM, "out of memory for a kernel stream");
+    ks->threads = threads;
+    *out = ks;
+    return ERR_OK;
+}
+
+void cpu_stream_destroy(struct kstream *ks)
+{
+    if (!ks)
+        return;
+    free(ks->rope.cosine);
+    free(ks->rope.sine);
+    free(ks);
+}
+
+int cpu_stream_sync(struct kstream *ks, struct error *err)
+{
+    enum error_code code = ks->fault.code;
+    if (code == ERR_OK)
+        return ERR_OK;
+    if (err)
+        *err = ks->fault;
+    error_clear(&ks->fault);
+    return code;
+}
+
+double cpu_gemm_seconds(struct kstream *ks)
+{
+    return (double)ks->gemm_ns / (double)NS_PER_S;
+}
+
+void *cpu_alloc(size_t bytes, struct error *err)
+{
+    /* aligned_alloc wants a multiple of the alignment; zero bytes still give a pointer to release. */
+    size_t rounded = bytes ? (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT : ALIGNMENT;
+    void *p = rounded < bytes ? NULL : aligned_alloc(ALIGNMENT, rounded);
+    if (!p) {
+        error_set(err, ERR_NOMEM, "out of memory: the rank asked for %zu MiB in one piece", bytes >> 20);
+        error_hint(err, "use a smaller micro_batch, recompute: LOW_RANK, or a larger resources.memory_mib");
+    }
+    return p;
+}
+
+void cpu_release(void *p)
+{
+    free(p);
+}
+
+void cpu_upload(struct kstream *ks, void *dst, const void *host, size_t bytes)
+{
+    (void)ks;
+    if (bytes)
+        memcpy(dst, host, bytes);
+}
+
+void cpu_download(struct kstream *ks, void *host, const void *src, size_t bytes)
+{
+    (void)ks;
+    if (bytes)
+        memcpy(host, src, bytes);
+}
+
+void cpu_zero(struct kstream *ks, void *dst, size_t bytes)
+{
+    (void)ks;
+    if (bytes)
+        memset(dst, 0, bytes);
+}
