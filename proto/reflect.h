@@ -46,8 +46,11 @@ size_t reflect_count(const ProtobufCMessage *m, const ProtobufCFieldDescriptor *
 void *reflect_get(const ProtobufCMessage *m, const ProtobufCFieldDescriptor *f, size_t i);
 /* Address of the value to write: appends to a list, marks a singular field (or
  * member of a oneof) present. Zeroed. NULL when the arena is full or the list has
- * REFLECT_MAX_REPEATED entries. A sub-message has to be made by the caller. */
+ * REFLECT_MAX_REPEATED entries. A sub-message has to be made by the caller. A list
+ * of any owner is copied into the arena first, so one call costs the whole list. */
 void *reflect_add(ProtobufCMessage *m, const ProtobufCFieldDescriptor *f, struct arena *a);
+/* The same at constant cost, for a list that only reflect_add and reflect_push have filled. */
+void *reflect_push(ProtobufCMessage *m, const ProtobufCFieldDescriptor *f, struct arena *a);
 /* Makes the field absent, or its list empty. */
 void reflect_clear(ProtobufCMessage *m, const ProtobufCFieldDescriptor *f);
 /* The singular sub-message of the field, made with its defaults when absent; NULL when the arena is full. */

@@ -9,9 +9,8 @@
 
 #include "proto/reflect.h"
 
-/* Reads `text` into `m`, a message made with reflect_new() on the same arena (or
- * any message whose present fields are not read from again; its lists are copied
- * before they grow). A singular field that is already present is an error.
+/* Reads `text` into `m`, a message made with reflect_new() on the same arena. A
+ * singular field given twice is an error, as in protoc, sub-messages too.
  * `name` is the file in "name:line:column: ..."; lines and columns count from 1,
  * columns in bytes. `options` may be NULL. ERR_INVALID or ERR_NOMEM. */
 MUST_USE int text_read(ProtobufCMessage *m, struct arena *a, const char *name, const char *text, size_t len,

@@ -1,0 +1,53 @@
+/* number.h */
+#include "proto/base/number.h"
+
+#include <locale.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static locale_t c_locale;
+static pthread_once_t c_locale_once = PTHREAD_ONCE_INIT;
+
+/* glibc has "C" built in: this cannot fail, and without it the process's locale stands. */
+static void make_c_locale(void)
+{
+    c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+}
+
+double number_to_double(const char *text, char **end)
+{
+    pthread_once(&c_locale_once, make_c_locale);
+    return c_locale ? strtod_l(text, end, c_locale) : strtod(text, end);
+}
+
+/* Digits grow until the text reads back to v, seen through a float when narrow. */
+static char *shortest(double v, int narrow, char out[NUMBER_TEXT])
+{
+    if (isnan(v) || isinf(v)) {
+        snprintf(out, NUMBER_TEXT, "%s", isnan(v) ? "nan" : v < 0 ? "-inf" : "inf");
+        return out;
+    }
+    pthread_once(&c_locale_once, make_c_locale);
+    locale_t old = c_locale ? uselocale(c_locale) : (locale_t)0;
+    for (int digits = 1; digits <= 17; digits++) {
+        snprintf(out, NUMBER_TEXT, "%.*g", digits, v);
+        double back = strtod(out, NULL);
+        if (narrow ? (float)back == (float)v : back == v)
+            break;
+    }
+    if (old)
+        uselocale(old);
+    return out;
+}
+
+char *number_from_double(double v, char out[NUMBER_TEXT])
+{
+    return shortest(v, 0, out);
+}
+
+char *number_from_float(float v, char out[NUMBER_TEXT])
+{
+    return shortest((double)v, 1, out);
+}
