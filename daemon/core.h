@@ -1,12 +1,14 @@
 /* The controller without its sockets: jobs, attempts, nodes, checkpoints, scheduling
  * and every decision between them. Pure in the sense of the house: no libuv, no
  * SQLite, no socket, no clock of its own; time, messages out and randomness come
- * through struct core_ops, durability through store/store.h's interface, so that
- * a simulator can drive it from a seed.
+ * through struct core_ops, durability through struct core_store, so that a
+ * simulator can drive it from a seed.
  *
- * Order of every change: the job's row, other rows and the event row go into one
- * store transaction; when it is durable the actions run. Actions are idempotent and
- * are derived from state again at boot and after every reconnect.
+ * Order of every change: the rows that one input changed and its event rows go into
+ * one store transaction; when it is durable the actions run. Actions are idempotent
+ * and are derived from state again at boot and after every reconnect. The one thing
+ * that does not wait for the disk is the kill of an attempt one of whose ranks failed:
+ * a restart would derive it again from the same unacknowledged report.
  *
  * One thread, the controller's loop. */
 #ifndef BOOST_DAEMON_CORE_H
@@ -15,15 +17,17 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/core_store.h"
 #include "daemon/job.h"
 #include "proto/agent.pb-c.h"
 #include "proto/base/arena.h"
 #include "proto/base/error.h"
 #include "proto/config.pb-c.h"
 #include "proto/rpc.pb-c.h"
-#include "store/store.h"
 
 struct core;
+
+enum core_log_level { CORE_LOG_DEBUG, CORE_LOG_INFO, CORE_LOG_WARN, CORE_LOG_ERROR };
 
 struct core_ops {
     void *arg;
@@ -32,20 +36,37 @@ struct core_ops {
     uint64_t (*random)(void *arg);
     /* Queues a message to an agent; false when it is not connected (the core sends again after it registers). */
     bool (*send)(void *arg, const char *node, const Boost__ControllerMessage *message);
-    /* Something a follower may wait for has changed: the job's row, its events (also those of no job, 0) or its metrics. */
+    /* Something a follower may wait for has changed: the job's row, its events (also those of no job, 0) or its
+     * metrics. Rows and events are durable by then. May come often (progress); do no more than mark. */
     void (*changed)(void *arg, int64_t job);
+    /* One line for the daemon's own log. May be NULL. */
+    void (*log)(void *arg, enum core_log_level level, const char *text);
+    uint32_t uid; /* the daemon's own: may do all, like root */
 };
 
-/* config and store stay the caller's. Loads everything from the store and re-derives timers and actions;
+/* config, store and ops are copied, what their pointers point at stays the caller's. Loads everything from the store and re-derives timers and actions;
  * every node starts JOINING until it registers, and none is DOWN before restart_grace. */
-MUST_USE int core_create(const Boost__BoostdConfig *config, struct store *store, const struct core_ops *ops,
+MUST_USE int core_create(const Boost__BoostdConfig *config, const struct core_store *store, const struct core_ops *ops,
                          struct core **out, struct error *err);
+/* Frees memory only; sends and stores nothing. Replies still owed are not given. The store may not call back
+ * afterwards: close it first. */
 void core_destroy(struct core *c);
+
+/* What should stay small; shown by nothing yet but read by tests and the simulator. */
+struct core_stats {
+    uint64_t illegal_transitions; /* (state, event) pairs outside the table: bugs */
+    uint64_t stale_reports;       /* of fenced or unknown attempts, refused       */
+    uint64_t protocol_errors;     /* messages that make no sense                  */
+    uint64_t store_failures;      /* transactions the store refused               */
+};
+const struct core_stats *core_stats(const struct core *c);
+const char *core_store_id(const struct core *c);
 
 /* ---- agents ------------------------------------------------------------------ */
 
-/* The answer goes out through ops->send. A second live agent of the same node name with another boot id or
- * state is refused with ERR_REFUSED. */
+/* The answer goes out through ops->send, which must know the node by then: bind the connection to msg->node first
+ * and unbind it when this fails. Another instance of an agent whose connection still lives (connected and heard of
+ * within suspect_ms) makes it ERR_REFUSED; a bad name or missing field ERR_PROTOCOL. */
 MUST_USE int core_agent_register(struct core *c, const Boost__Register *msg, struct error *err);
 /* Every other message. A report of a fenced or unknown attempt is counted, answered with FENCE or FORGET, never applied. */
 void core_agent_message(struct core *c, const char *node, const Boost__AgentMessage *msg);
@@ -54,7 +75,9 @@ void core_agent_disconnected(struct core *c, const char *node);
 
 /* ---- timers ------------------------------------------------------------------ */
 
-/* Runs whatever is due; returns the monotonic ns of the next due time. Call after each input too. */
+/* Runs whatever is due; returns the monotonic ns of the next due time (INT64_MAX: none). Call it when that time has
+ * come and after every input: each call of this header that takes a struct core *c and is not const, and
+ * store_dispatch(). Cheap when nothing is due. */
 int64_t core_run(struct core *c);
 
 /* ---- users ------------------------------------------------------------------- */

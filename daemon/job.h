@@ -2,60 +2,220 @@
  *
  * The state machine is data (job_table.c): (state, event) -> (next state, actions).
  * job_step() is pure: it only looks the pair up and says what to do; an illegal pair
- * is reported to the caller, who logs and counts it. core.c builds the
- * transaction and runs the actions. */
+ * is reported to the caller, who logs and counts it. core_*.c build the
+ * transaction and run the actions.
+ *
+ * The records below are the controller's memory. Only core_*.c write them; the
+ * server reads them through core.h and may read the plain fields of struct job. */
 #ifndef BOOST_DAEMON_JOB_H
 #define BOOST_DAEMON_JOB_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
+#include "proto/agent.pb-c.h"
+#include "proto/base/error.h"
 #include "proto/job.pb-c.h"
 #include "proto/rpc.pb-c.h"
+#include "proto/worker.pb-c.h"
 
 enum job_event {
-    EV_PLACED,           /* the scheduler found devices: an attempt begins             */
-    EV_ALL_STEPPED,      /* every rank finished its first step                         */
-    EV_FAILED_INFRA,     /* infrastructure: restart, no budget eaten                   */
-    EV_FAILED_APP,       /* application, budget left                                   */
-    EV_FAILED_FINAL,     /* spec or data error, budget gone                            */
-    EV_NO_PROGRESS,      /* too many attempts without a later checkpoint               */
-    EV_ATTEMPT_GONE,     /* every node of the attempt confirmed or is fenced and lost  */
-    EV_COMPLETED,        /* every rank ended clean with COMPLETED                      */
-    EV_STOPPED,          /* every rank ended clean after a stop                        */
+    EV_PLACED,       /* the scheduler found devices: an attempt begins             */
+    EV_ALL_STEPPED,  /* every rank finished its first step                         */
+    EV_FAILED_INFRA, /* infrastructure: restart, no budget eaten                   */
+    EV_FAILED_APP,   /* application, budget left                                   */
+    EV_FAILED_FINAL, /* spec or data error, budget gone                            */
+    EV_NO_PROGRESS,  /* too many attempts in a row without a later checkpoint      */
+    EV_ATTEMPT_GONE, /* every node of the attempt confirmed, or is lost and fenced */
+    EV_COMPLETED,    /* every rank ended clean after the last step                 */
     EV_BACKOFF_OVER,
-    EV_CANCEL,
+    EV_CANCEL,     /* checkpoint first                                             */
+    EV_CANCEL_NOW, /* kill                                                         */
     EV_HOLD,
     EV_RELEASE,
     EV_TIME_LIMIT,
+    EV_GRACE_OVER, /* the ranks had their time to stop                             */
     EV_COUNT
 };
 
 /* Bits: what the core does once the transition is durable. All idempotent. */
 enum job_action {
     ACT_NONE = 0,
-    ACT_START = 1 << 0,        /* send StartAttempt to every node of the attempt      */
-    ACT_STOP_TERM = 1 << 1,    /* finish the step, checkpoint, end; grace timer       */
-    ACT_KILL = 1 << 2,         /* kill now and wait for the nodes to confirm          */
-    ACT_BACKOFF = 1 << 3,      /* arm the back-off timer                              */
-    ACT_RELEASE_DEVICES = 1 << 4,
-    ACT_SCHEDULE = 1 << 5,     /* a scheduling pass is due                            */
-    ACT_CLOSE_ATTEMPT = 1 << 6, /* end the attempt's row, abandon its open checkpoints */
-    ACT_FINISH = 1 << 7,       /* terminal: end times, notify waiters                 */
+    ACT_START = 1 << 0,         /* send StartAttempt to every node of the attempt      */
+    ACT_STOP_TERM = 1 << 1,     /* finish the step, checkpoint, end; grace timer       */
+    ACT_KILL = 1 << 2,          /* kill now and wait for the nodes to confirm          */
+    ACT_BACKOFF = 1 << 3,       /* arm the back-off timer                              */
+    ACT_SCHEDULE = 1 << 4,      /* a scheduling pass is due                            */
+    ACT_CLOSE_ATTEMPT = 1 << 5, /* end the attempt's row, abandon its open checkpoints */
+    ACT_FINISH = 1 << 6,        /* terminal: end time, nothing pending any more        */
 };
+
+enum { JOB_STATES = BOOST__JOB_STATE__VALUE__TIMEOUT + 1 };
 
 struct job_transition {
     bool legal;
     Boost__JobState__Value next;
-    /* STOPPING: where it goes once the attempt is gone; kept when >= 0 */
-    int stop_target;
+    int stop_target; /* new target when next is STOPPING; -1 = as it was */
     unsigned actions;
 };
 /* stop_target is the job's while STOPPING, otherwise ignored. */
 struct job_transition job_step(Boost__JobState__Value state, int stop_target, enum job_event event);
 const char *job_event_name(enum job_event e);
 const char *job_state_name(Boost__JobState__Value s); /* "QUEUED" */
+const char *job_reason_name(Boost__Reason__Value r);  /* "NoDevices", "" for NONE */
 bool job_state_terminal(Boost__JobState__Value s);
-bool job_state_live(Boost__JobState__Value s); /* an attempt may hold devices */
+bool job_state_live(Boost__JobState__Value s); /* an attempt may hold devices: STARTING RUNNING RECOVERING STOPPING */
+
+/* ---- the record -------------------------------------------------------------- */
+
+/* How one rank ended, from its ExitRecord. Owned by the rank. */
+struct rank_end {
+    Boost__ExitClass__Value class;
+    int exit_code, signal; /* signal 0: it exited */
+    bool core_dumped, killed_by_us, oom, done, lost;
+    int64_t seq;     /* keeper's order on its node, from 1 */
+    int64_t arrival; /* controller's order over all nodes  */
+    int64_t last_step; /* -1 = not said */
+    char *error;     /* may be NULL */
+    uint8_t *log_tail;
+    size_t log_tail_len;
+};
+
+struct rank {
+    int part; /* index into attempt->parts */
+    bool heard; /* a RankUpdate of it came to this run of the controller */
+    Boost__RankUpdate__Phase phase;
+    int64_t step;
+    uint64_t progress;
+    struct rank_end *end; /* NULL while it runs */
+    bool end_acked;
+    int64_t metrics_seq; /* stored without a gap */
+};
+
+/* One node's share of an attempt. */
+struct attempt_part {
+    char *node;
+    int *ranks;
+    int n_ranks;
+    bool gone;  /* the node confirmed that nothing of it is left */
+    bool lost;  /* the node is DOWN or never confirmed: not waited for */
+    bool heard; /* something came from it: the agent has it */
+};
+
+struct attempt {
+    int number; /* from 1 */
+    int64_t from_step, to_step; /* to_step: highest seen */
+    int from_attempt; /* that wrote the checkpoint it started from; 0 = initial weights or unknown */
+    struct attempt_part *parts;
+    int n_parts;
+    struct rank *ranks; /* [world] */
+    int world;
+    int64_t start_ns, running_ns, end_ns; /* wall, 0 = not yet */
+    Boost__Reason__Value reason;
+    char *text;
+    bool fenced;
+
+    /* of the live attempt only */
+    bool start_durable;
+    bool failing;  /* a rank failed; the rest is being killed                   */
+    bool decided;  /* the cause is known, reason and text are set               */
+    bool kill;     /* to be killed, not asked to stop                           */
+    int64_t start_mono, running_mono;
+    int64_t failing_mono;    /* when the first failing rank was heard of         */
+    int64_t rendezvous_due;  /* mono ns, 0 = none                                */
+    int64_t grace_due, grace_from;
+    int64_t close_due, close_from; /* waits for manifests of complete checkpoints */
+    int64_t replay_until;    /* steps up to this were done before: replay        */
+    bool committed;          /* a later checkpoint of it is COMMITTED            */
+    bool dirty;              /* row to be written with the open change           */
+};
+
+struct checkpoint {
+    int64_t step;
+    int attempt;
+    Boost__CheckpointState__Value state;
+    char *path; /* "" once an abandoned one is removed */
+    int world;
+    int64_t changed_ns;
+    char *note;
+    struct checkpoint_shard {
+        bool have;
+        bool failed; /* the rank said so; memory only */
+        char *file;
+        int64_t bytes;
+        uint32_t crc32c;
+        int64_t write_ms;
+    } *shards; /* [world] */
+    int n_shards; /* with `have` */
+    bool damaged; /* did not verify: never resumed from */
+    uint64_t task; /* manifest or delete under way, 0 = none */
+    int64_t retry_due;
+    int tries;
+    bool dirty;
+};
+
+struct job {
+    int64_t id;
+    char *name;
+    uint32_t uid, gid;
+    char *user;
+    Boost__JobState__Value state;
+    int stop_target; /* Boost__JobState__Value while STOPPING */
+    Boost__Reason__Value reason; /* pending jobs: computed when asked, see core_summary */
+    char *reason_text;
+    Boost__JobSpec *spec, *resolved;
+    int priority;
+    int restarts_used, stuck_attempts, backoff_count;
+    int64_t step;            /* highest of any attempt, -1 = none */
+    int64_t checkpoint_step; /* newest COMMITTED, -1 = none */
+    int64_t submitted_ns, started_ns, ended_ns;
+    double run_s; /* see job_elapsed_s() in core_show.c */
+    double productive_s, detection_s, restart_s, replay_s, queue_s;
+    double loss, eval_loss, tokens_per_s; /* NaN = none */
+
+    struct attempt **attempts; /* attempts[k - 1] */
+    int n_attempts;
+    struct checkpoint **checkpoints; /* by step, then attempt */
+    int n_checkpoints;
+
+    uint64_t version; /* grows with every change that a summary shows */
+
+    /* ---- the core's ---- */
+    int unsettled; /* changes of it on their way to the disk */
+    bool dirty;
+    bool acknowledged; /* its first row is durable */
+    unsigned actions;  /* due once it is settled */
+    int64_t backoff_due, backoff_from;
+    double step_ms;       /* smoothed, for the stop grace; 0 = unknown */
+    int64_t checkpoint_ms; /* slowest shard of the newest checkpoint */
+    int account;          /* enum core_account: where time goes now */
+    int64_t account_since;
+    struct core_start *starting; /* devices reserved, checkpoint being verified */
+    int64_t start_retry_due;
+    char *start_trouble; /* why the last start could not be prepared; NULL = nothing */
+    struct job *active_next, *active_prev;   /* not terminal */
+    struct job *pending_next, *pending_prev; /* waits for the scheduler, in its order */
+    bool pending, active;
+};
+
+/* The newest attempt while it is not closed, else NULL. */
+struct attempt *job_live_attempt(const struct job *job);
+struct attempt *job_attempt(const struct job *job, int number); /* NULL: no such one */
+struct checkpoint *job_checkpoint(const struct job *job, int64_t step, int attempt);
+/* "node:0,1;node2:2,3", the form in the store. NULL when out of memory. */
+char *attempt_placement(const struct attempt *a);
+/* Makes parts and ranks from that form. ERR_CORRUPT when it does not parse. */
+MUST_USE int attempt_parse_placement(struct attempt *a, const char *placement, struct error *err);
+
+/* Makers and enders of the records; NULL when out of memory. */
+struct job *job_new(void);
+void job_free(struct job *job);
+struct attempt *job_add_attempt(struct job *job);
+/* Adds at its place in the order. */
+struct checkpoint *job_add_checkpoint(struct job *job, int64_t step, int attempt, int world);
+void rank_end_free(struct rank_end *end);
+/* Replaces *field by a copy of text; an old value stays when memory is out. */
+void text_set(char **field, const char *text);
 
 #endif
