@@ -13,8 +13,12 @@
  * them in one SQLite transaction; each callback comes after that commit is durable.
  * One that fails (a constraint) fails alone. With ENOSPC or an I/O error the
  * writer keeps the transactions queued in order and retries; store_health() says so.
+ * Metrics have a writer thread of their own, so they never delay state.
  * Strings and blobs are copied by the calls; rows handed to callbacks are the
- * store's until the callback returns. */
+ * store's until the callback returns. A NULL string or blob comes back as NULL, an
+ * empty one as empty, a NaN as NaN.
+ * Callbacks: each comes exactly once, at the latest from store_close; `err` is never
+ * NULL and has code ERR_OK when rc is 0. They may call everything here but store_close. */
 #ifndef BOOST_STORE_STORE_H
 #define BOOST_STORE_STORE_H
 
@@ -28,16 +32,24 @@ struct store;
 
 /* Takes the lock file first (ERR_BUSY names the holder's pid), makes the directory,
  * runs quick_check and the numbered migrations. A database of a newer version
- * is ERR_UNSUPPORTED. */
+ * is ERR_UNSUPPORTED, a damaged or foreign one, or a pair of files that do not belong
+ * together, ERR_CORRUPT naming the file and the mend. */
 MUST_USE int store_open(const char *state_dir, struct store **out, struct error *err);
-/* Drains the writer, checkpoints the WAL, releases the lock. */
+/* Drains the writers, calls the callbacks that are due, checkpoints the WAL, releases the
+ * lock. A disk that fails is waited for a few seconds; then what waits is answered with
+ * its error. */
 void store_close(struct store *s);
+/* What store_open found and mended, one sentence each ("" = nothing): for the log. */
+const char *store_notice(const struct store *s);
 const char *store_id(const struct store *s); /* 8 hex digits, made with the database */
 int store_fd(const struct store *s);         /* eventfd, readable: call store_dispatch */
 void store_dispatch(struct store *s);
 /* ERR_OK, or what keeps the writer from committing now (text in *err). Submits are
  * refused while it is not ERR_OK; running jobs go on. */
 int store_health(const struct store *s, struct error *err);
+/* The same of metrics.db. Refuses nothing: batches wait, and past 64 MiB of them
+ * store_add_metrics answers ERR_REFUSED. */
+int store_metrics_health(const struct store *s, struct error *err);
 
 /* ---- rows; times are wall-clock ns, 0 = not yet -------------------------- */
 
@@ -125,7 +137,10 @@ struct store_event {
 
 struct store_txn;
 typedef void (*store_done_fn)(void *arg, int rc, const struct error *err);
-/* All puts of one txn are committed together or not at all. put = insert or replace by key. */
+/* All puts of one txn are committed together or not at all. put = insert or replace by key.
+ * The order of puts within one does not matter, but what a row refers to must exist by its
+ * end: the job of an attempt and of a checkpoint, the checkpoint of a shard. An event's
+ * id must be new. What breaks this is ERR_INVALID at `done`, and nothing of the txn is kept. */
 MUST_USE struct store_txn *store_begin(struct store *s); /* NULL: out of memory */
 void store_put_job(struct store_txn *t, const struct store_job *row);
 void store_put_attempt(struct store_txn *t, const struct store_attempt *row);
@@ -135,18 +150,23 @@ void store_put_shard(struct store_txn *t, const struct store_shard *row);
 void store_add_event(struct store_txn *t, const struct store_event *row);
 /* Queues it; done may be NULL. Transactions commit in the order of these calls. */
 void store_commit(struct store_txn *t, store_done_fn done, void *arg);
+/* Drops it instead. */
+void store_abort(struct store_txn *t);
 
 /* ---- metrics -------------------------------------------------------------- */
 
 struct store_metric {
-    int64_t seq; /* key (job, attempt, rank, seq): a repeat is ignored */
+    int64_t seq; /* from 1; key (job, attempt, rank, seq): a repeat is ignored */
     int64_t step;
     int64_t wall_ns;
     int n;
     const char *const *names;
     const double *values;
 };
-/* done comes when the batch is committed. Never delays state transactions. */
+/* done comes when the batch is committed. Never delays state transactions. ERR_REFUSED:
+ * too much waits already, nothing of it was kept, send it again later (the agent keeps
+ * its file until it is acknowledged). One rank's seqs and steps ascend within an attempt.
+ * Old steps are thinned: all of the newest 100,000, then 1 in 10 for 1,000,000, then 1 in 100. */
 void store_add_metrics(struct store *s, int64_t job, int attempt, int rank, const struct store_metric *rows, int n,
                        store_done_fn done, void *arg);
 
@@ -157,6 +177,7 @@ MUST_USE int store_load_attempts(struct store *s, void (*each)(void *arg, const 
 MUST_USE int store_load_nodes(struct store *s, void (*each)(void *arg, const struct store_node *), void *arg, struct error *err);
 MUST_USE int store_load_checkpoints(struct store *s, void (*each)(void *arg, const struct store_checkpoint *), void *arg, struct error *err);
 MUST_USE int store_load_shards(struct store *s, void (*each)(void *arg, const struct store_shard *), void *arg, struct error *err);
+/* Highest id ever put, committed or still queued; 0 = none. Known since store_open, no I/O. */
 int64_t store_max_job_id(struct store *s);
 int64_t store_max_event_id(struct store *s);
 /* Highest seq stored without a gap from 1, for acknowledging after a restart. */
@@ -165,8 +186,9 @@ MUST_USE int store_load_metric_seqs(struct store *s, void (*each)(void *arg, int
 /* ---- reads while running: on a reader thread of their own ------------------ */
 
 typedef void (*store_events_fn)(void *arg, const struct store_event *rows, size_t n, int rc, const struct error *err);
-/* job 0: of all. Rows with id > after_id, ascending, at most `limit`; newest_first
- * gives the last `limit` ones instead, still ascending. */
+/* job 0: of all. Rows with id > after_id, ascending, at most `limit` (1 to 10,000);
+ * newest_first gives the last `limit` ones instead, still ascending. A page of very long
+ * texts may be shorter than `limit`: the end is an empty page. */
 void store_read_events(struct store *s, int64_t job, int64_t after_id, int limit, bool newest_first,
                        store_events_fn done, void *arg);
 
@@ -177,8 +199,12 @@ struct store_metric_row {
     int64_t wall_ns;
     int n;
     const char *const *names;
-    const double *values;
+    const double *values; /* of a thinned row: the means */
+    int merged;           /* rows that went into this one; 1 = as reported */
+    const double *mins;   /* equal to values where merged is 1 */
+    const double *maxs;
 };
+/* A thinned row keeps the number and the step of the last one it stands for. */
 typedef void (*store_metrics_fn)(void *arg, const struct store_metric_row *rows, size_t n, int rc, const struct error *err);
 void store_read_metrics(struct store *s, int64_t job, int rank, int64_t after_row, int limit, store_metrics_fn done,
                         void *arg);
