@@ -44,8 +44,8 @@ struct core_ops {
     uint32_t uid; /* the daemon's own: may do all, like root */
 };
 
-/* config, store and ops are copied, what their pointers point at stays the caller's. Loads everything from the store and re-derives timers and actions;
- * every node starts JOINING until it registers, and none is DOWN before restart_grace. */
+/* config, store and ops are copied, what their pointers point at stays the caller's. Loads everything from the store
+ * and re-derives timers and actions; every node starts JOINING until it registers, and none is DOWN before restart_grace. */
 MUST_USE int core_create(const Boost__BoostdConfig *config, const struct core_store *store, const struct core_ops *ops,
                          struct core **out, struct error *err);
 /* Frees memory only; sends and stores nothing. Replies still owed are not given. The store may not call back
