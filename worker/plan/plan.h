@@ -67,7 +67,8 @@ struct plan_tensor {
     int layer;      /* -1 outside the blocks */
     int projection; /* enum plan_projection, -1 for others */
     int64_t rows, cols;             /* global; a gain is [1, d] */
-    int64_t row0, col0, nrows, ncols; /* this rank's slice */
+    int64_t row0, col0, nrows, ncols; /* this rank's slice; a rank with only padded vocabulary has no rows */
+    int64_t offset; /* of the slice, in elements, in every parameter-shaped buffer of this rank */
     double init_std; /* normal(0, std); gains: 0 = all ones */
     bool decay;      /* weight decay applies */
     bool counted;    /* this rank counts it in the global norm and writes it in checkpoints */
@@ -77,6 +78,8 @@ int64_t plan_tensor_count(const struct plan *p);
  * gate.B up.B down.A down.B; norm; head (absent when tied). Branches of a group are neighbours, so
  * that slices laid out in this order make [3r, d/t] and [2r, d/t] blocks. */
 void plan_tensor_at(const struct plan *p, int rank, int64_t i, struct plan_tensor *out);
+/* Elements of a parameter-shaped buffer of one rank (any rank: equal), vocabulary padding included. */
+int64_t plan_parameter_elements(const struct plan *p);
 /* Parameters without vocabulary padding. */
 int64_t plan_parameters(const struct plan *p);
 
@@ -88,8 +91,10 @@ struct plan_comm {
 };
 /* [kind][pass] of a training step of one rank with `accumulation` micro-batches, and of one evaluation
  * micro-batch (PASS_EVAL), in the tp group; `world` gives the agreement. Formulas: training.md 7.1,
- * worker/plan/README.md. Indices are enum comm_kind, comm_pass of worker/comm/comm.h by number. */
-enum { PLAN_KINDS = 3, PLAN_PASSES = 5 };
+ * worker/plan/README.md. Indices are enum comm_kind, comm_pass of worker/comm/comm.h by number
+ * (this library includes nothing above it; worker/step.c asserts that they agree). */
+enum { PLAN_ALL_REDUCE, PLAN_REDUCE_SCATTER, PLAN_ALL_GATHER, PLAN_KINDS };
+enum { PLAN_FORWARD, PLAN_BACKWARD, PLAN_RECOMPUTE, PLAN_STEP, PLAN_EVAL, PLAN_PASSES };
 struct plan_comm_counts {
     struct plan_comm tp[PLAN_KINDS][PLAN_PASSES];
     struct plan_comm world[PLAN_KINDS][PLAN_PASSES];
@@ -109,6 +114,8 @@ struct plan_backend {
     enum dtype act, stat, grad;
     int64_t attention_workspace; /* bytes, the larger of forward and backward */
 };
+/* Of the CPU backend of the plan's precision, for who has no kernels to ask. */
+void plan_backend_estimate(const struct plan *p, struct plan_backend *out);
 void plan_memory(const struct plan *p, const struct plan_backend *b, struct plan_memory *out);
 const char *plan_memory_name(enum plan_memory_category c);
 

@@ -1,0 +1,165 @@
+/* plan_resolve and plan_make: every AUTO gets its value, memory chooses the micro-batch. */
+#include "tests/unit/plan/spec.h"
+
+#include "worker/plan/arena.h"
+
+static Boost__JobSpec *resolve(struct job *j, int64_t memory)
+{
+    struct error err = {0};
+    struct plan_machine machine = {.memory_bytes = memory};
+    Boost__JobSpec *out;
+    if (plan_resolve(j->spec, &machine, &out, &err))
+        fail_msg("%s", err.message);
+    return out;
+}
+
+/* A resolved spec has no absent field that has a default, and no AUTO. */
+static void nothing_left_open(const ProtobufCMessage *m)
+{
+    for (unsigned i = 0; i < m->descriptor->n_fields; i++) {
+        const ProtobufCFieldDescriptor *f = &m->descriptor->fields[i];
+        size_t n = reflect_count(m, f);
+        if (f->label != PROTOBUF_C_LABEL_REPEATED && !n &&
+            (f->type == PROTOBUF_C_TYPE_MESSAGE || f->default_value))
+            fail_msg("%s is still absent", f->name);
+        for (size_t k = 0; k < n; k++) {
+            void *at = reflect_get(m, f, k);
+            if (f->type == PROTOBUF_C_TYPE_MESSAGE)
+                nothing_left_open(*(ProtobufCMessage **)at);
+            if (f->type == PROTOBUF_C_TYPE_ENUM &&
+                !strcmp(protobuf_c_enum_descriptor_get_value(f->descriptor, *(int *)at)->name, "AUTO"))
+                fail_msg("%s is still AUTO", f->name);
+        }
+    }
+}
+
+static void fills_everything(void **state)
+{
+    (void)state;
+    struct job j;
+    job_open(&j);
+    Boost__JobSpec *s = resolve(&j, 0);
+    nothing_left_open(&s->base);
+    assert_int_equal(s->parallel->strategy, BOOST__STRATEGY__VALUE__BTP);
+    assert_int_equal(s->parallel->norm, BOOST__NORM__VALUE__ONLINE);
+    assert_int_equal(s->parallel->micro_batch, 6); /* 8 does not divide 12 */
+    assert_int_equal(s->model->mlp_activation, BOOST__SWITCH__VALUE__OFF);
+    assert_int_equal(s->data->format, BOOST__FORMAT__VALUE__TEXT);
+    assert_int_equal(s->run->precision, BOOST__PRECISION__VALUE__FP32);
+    assert_int_equal(s->resources->devices_per_node, 2);
+    assert_int_equal(s->resources->threads_per_rank, 0); /* the agent's choice */
+    /* Resolving is a fixed point. */
+    struct job again = {.spec = s};
+    Boost__JobSpec *twice = resolve(&again, 0);
+    assert_true(reflect_equal(&s->base, &twice->base));
+    boost__job_spec__free_unpacked(twice, NULL);
+    boost__job_spec__free_unpacked(s, NULL);
+
+    j.spec->model->factorization = BOOST__FACTORIZATION__VALUE__SVD;
+    j.spec->data->train[0]->path = (char *)"/d/x.u16";
+    j.spec->model->has_kv_heads = 0;
+    s = resolve(&j, 0);
+    assert_int_equal(s->model->mlp_activation, BOOST__SWITCH__VALUE__ON);
+    assert_int_equal(s->data->format, BOOST__FORMAT__VALUE__U16);
+    assert_int_equal(s->model->kv_heads, 6);
+    boost__job_spec__free_unpacked(s, NULL);
+    job_close(&j);
+}
+
+static int64_t bytes_at(struct job *j, int micro)
+{
+    struct plan p;
+    struct plan_backend b;
+    struct plan_memory m;
+    job_plan(j, &p);
+    p.micro_batch = micro;
+    p.T = micro * p.s;
+    plan_backend_estimate(&p, &b);
+    plan_memory(&p, &b, &m);
+    int64_t sum = 0;
+    for (int i = 0; i < MEM_COUNT; i++)
+        sum += m.bytes[i];
+    assert_true(sum == m.total);
+    return m.total;
+}
+
+static void memory_limits_the_micro_batch(void **state)
+{
+    (void)state;
+    struct job j;
+    job_open(&j);
+    const int divisors[] = {1, 2, 3, 4, 6, 12};
+    for (int i = 0; i < 6; i++) {
+        Boost__JobSpec *s = resolve(&j, bytes_at(&j, divisors[i]));
+        assert_int_equal(s->parallel->micro_batch, divisors[i]);
+        boost__job_spec__free_unpacked(s, NULL);
+        if (i) {
+            s = resolve(&j, bytes_at(&j, divisors[i]) - 1);
+            assert_int_equal(s->parallel->micro_batch, divisors[i - 1]);
+            boost__job_spec__free_unpacked(s, NULL);
+        }
+    }
+    struct error err = {0};
+    Boost__JobSpec *none;
+    struct plan_machine tight = {.memory_bytes = bytes_at(&j, 1) - 1};
+    assert_int_equal(plan_resolve(j.spec, &tight, &none, &err), ERR_INVALID);
+    assert_null(none);
+    assert_non_null(strstr(err.message, "at parallel.micro_batch = 1"));
+    j.spec->parallel->has_micro_batch = 1;
+    j.spec->parallel->micro_batch = 4;
+    tight.memory_bytes = bytes_at(&j, 4) - 1;
+    assert_int_equal(plan_resolve(j.spec, &tight, &none, &err), ERR_INVALID);
+    assert_non_null(strstr(err.hint, "parallel.micro_batch"));
+    job_close(&j);
+}
+
+/* Sizes whose byte count is above 2^63 saturate instead of wrapping round. */
+static void memory_saturates(void **state)
+{
+    (void)state;
+    struct job j;
+    job_open(&j);
+    Boost__Model *m = j.spec->model;
+    m->hidden = 1 << 20, m->heads = m->kv_heads = 1 << 12, m->layers = 4096, m->intermediate = 1 << 22;
+    m->rank = 1 << 20, m->vocab = 1 << 24;
+    j.spec->data->seq_len = 1 << 20;
+    j.spec->parallel->global_batch = 2047;
+    j.spec->parallel->has_micro_batch = 1;
+    j.spec->parallel->micro_batch = 2047;
+    struct plan p;
+    job_plan(&j, &p);
+    struct plan_backend b;
+    struct plan_memory memory;
+    plan_backend_estimate(&p, &b);
+    plan_memory(&p, &b, &memory);
+    assert_true(memory.total == INT64_MAX);
+    assert_true(memory.bytes[MEM_WEIGHTS] > 0);
+    job_close(&j);
+}
+
+static void plan_needs_a_resolved_spec(void **state)
+{
+    (void)state;
+    struct job j;
+    struct plan p;
+    struct error err;
+    job_open(&j);
+    assert_int_equal(plan_make(j.spec, &p, &err), ERR_INTERNAL);
+    job_plan(&j, &p);
+    assert_int_equal(p.V_pad, 512); /* 300 up to a multiple of 128 * 2 */
+    assert_int_equal(p.accumulation, 2);
+    assert_int_equal(p.T, 60);
+    assert_int_equal(p.e, 4);
+    job_close(&j);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(fills_everything),
+        cmocka_unit_test(memory_limits_the_micro_batch),
+        cmocka_unit_test(memory_saturates),
+        cmocka_unit_test(plan_needs_a_resolved_spec),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

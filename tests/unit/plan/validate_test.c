@@ -1,0 +1,173 @@
+/* plan_validate: what is refused, with which code, text and mend. */
+#include "tests/unit/plan/spec.h"
+
+#include <stdlib.h>
+
+#include "worker/plan/built.h"
+
+static void refused(struct job *j, enum error_code code, const char *message, const char *hint)
+{
+    struct error err = {0};
+    int rc = plan_validate(j->spec, &err);
+    if (rc != (int)code || !strstr(err.message, message) || !strstr(err.hint, hint))
+        fail_msg("expected %s \"%s\" with the hint \"%s\", got %s \"%s\" with \"%s\"", error_code_name(code), message,
+                 hint, error_code_name((enum error_code)rc), err.message, err.hint);
+    job_close(j);
+}
+
+static void minimal_job_is_valid(void **state)
+{
+    (void)state;
+    struct job j;
+    struct error err = {0};
+    job_open(&j);
+    if (plan_validate(j.spec, &err))
+        fail_msg("%s", err.message);
+    /* The same spec with every default made explicit. */
+    assert_int_equal(reflect_fill_defaults(&j.spec->base, &j.arena, &err), 0);
+    if (plan_validate(j.spec, &err))
+        fail_msg("%s", err.message);
+    job_close(&j);
+}
+
+static void proto_faults_come_first(void **state)
+{
+    (void)state;
+    struct job j;
+    job_open(&j);
+    j.spec->model->rank = -4;
+    j.spec->parallel->tp = 5;
+    refused(&j, ERR_INVALID, "model.rank", "");
+}
+
+#define CHANGE(code, message, hint, ...) \
+    do { \
+        struct job j; \
+        job_open(&j); \
+        Boost__JobSpec *spec = j.spec; \
+        Boost__Model *model = spec->model; \
+        Boost__Parallel *parallel = spec->parallel; \
+        (void)model; \
+        (void)parallel; \
+        __VA_ARGS__; \
+        refused(&j, code, message, hint); \
+    } while (0)
+
+static void layout_names_legal_values(void **state)
+{
+    (void)state;
+    CHANGE(ERR_INVALID, "model.heads = 6 is not divisible by parallel.tp = 4; legal tp here: 1, 2, 3, 6",
+           "set parallel.tp to one of 1, 2, 3, 6, or model.heads: 4 or 8", parallel->tp = 4; model->kv_heads = 6);
+    CHANGE(ERR_INVALID, "model.kv_heads = 2 is not divisible by parallel.tp = 3; legal tp here: 1, 2", "model.kv_heads: 3",
+           parallel->tp = 3);
+    CHANGE(ERR_INVALID, "model.intermediate = 37 is not divisible by parallel.tp = 2; legal tp here: 1",
+           "model.intermediate: 36 or 38", model->intermediate = 37);
+    CHANGE(ERR_INVALID, "parallel.global_batch = 12 is not a multiple of parallel.micro_batch * parallel.dp = 5 * 1",
+           "10 or 15", parallel->has_micro_batch = 1; parallel->micro_batch = 5);
+    CHANGE(ERR_INVALID, "is odd", "even", model->heads = model->kv_heads = 8; parallel->tp = 1);
+    CHANGE(ERR_INVALID, "above 2147483647", "lower", parallel->global_batch = 100000;
+           parallel->has_micro_batch = 1; parallel->micro_batch = 100000; spec->data->seq_len = 1 << 20);
+    struct job j;
+    job_open(&j);
+    Boost__Resources res = BOOST__RESOURCES__INIT;
+    res.has_devices_per_node = 1;
+    res.devices_per_node = 3;
+    j.spec->resources = &res;
+    refused(&j, ERR_INVALID, "resources.nodes * devices_per_node = 1 * 3 is not parallel.tp * pp * dp = 2", "leave");
+}
+
+static void layout_reports_every_fault(void **state)
+{
+    (void)state;
+    CHANGE(ERR_INVALID, "model.kv_heads = 2 is not divisible by parallel.tp = 4; legal tp here: 1, 2; model.inter", "",
+           parallel->tp = 4; model->intermediate = 38);
+}
+
+static void options_that_do_not_apply(void **state)
+{
+    (void)state;
+    CHANGE(ERR_INVALID, "parallel.strategy FULL", "BTP", parallel->has_strategy = 1;
+           parallel->strategy = BOOST__STRATEGY__VALUE__FULL);
+    CHANGE(ERR_INVALID, "parallel.norm applies to strategy BTP only", "leave", parallel->has_strategy = 1;
+           parallel->strategy = BOOST__STRATEGY__VALUE__VANILLA; model->rank = 6; parallel->has_norm = 1;
+           parallel->norm = BOOST__NORM__VALUE__ONLINE);
+    CHANGE(ERR_INVALID, "parallel.zero = 1", "dp", parallel->has_zero = 1; parallel->zero = 1);
+}
+
+static void unbuilt_things_are_named(void **state)
+{
+    (void)state;
+    CHANGE(ERR_UNSUPPORTED, "parallel.pp = 2 is not built in this version (pipeline parallelism)",
+           "set parallel.pp: 1", parallel->has_pp = 1; parallel->pp = 2);
+    CHANGE(ERR_UNSUPPORTED, "parallel.dp = 2", "set parallel.dp: 1", parallel->has_dp = 1; parallel->dp = 2);
+    CHANGE(ERR_UNSUPPORTED, "model.factorization = LAX", "SVD or COLA",
+           model->factorization = BOOST__FACTORIZATION__VALUE__LAX);
+    CHANGE(ERR_UNSUPPORTED, "parallel.strategy = VANILLA", "set parallel.strategy: BTP", parallel->has_strategy = 1;
+           parallel->strategy = BOOST__STRATEGY__VALUE__VANILLA; model->rank = 6);
+    CHANGE(ERR_UNSUPPORTED, "parallel.norm = SYNC", "AUTO or ONLINE", parallel->has_norm = 1;
+           parallel->norm = BOOST__NORM__VALUE__SYNC);
+    CHANGE(ERR_UNSUPPORTED, "parallel.deterministic = false", "set parallel.deterministic: true",
+           parallel->has_deterministic = 1; parallel->deterministic = 0);
+    CHANGE(ERR_UNSUPPORTED, "parallel.overlap = ON", "AUTO or OFF", parallel->has_overlap = 1;
+           parallel->overlap = BOOST__SWITCH__VALUE__ON);
+    CHANGE(ERR_UNSUPPORTED, "run.precision = BF16", "FP32", spec->run->has_precision = 1;
+           spec->run->precision = BOOST__PRECISION__VALUE__BF16);
+    CHANGE(ERR_UNSUPPORTED, "data.train[0].weight = 2", "set data.train[0].weight: 1",
+           spec->data->train[0]->has_weight = 1; spec->data->train[0]->weight = 2);
+    CHANGE(ERR_UNSUPPORTED, "data.train[0].path = \"s3://b/x\"", "path of this machine",
+           spec->data->train[0]->path = (char *)"s3://b/x");
+    CHANGE(ERR_UNSUPPORTED, "for LLMC by its name", "TEXT, U16 or U32", spec->data->train[0]->path = (char *)"/x/t.bin");
+    CHANGE(ERR_UNSUPPORTED, "checkpoint.mirror", "leave checkpoint.mirror out",
+           spec->checkpoint->mirror = (char *)"s3://b/p");
+    struct job j;
+    job_open(&j);
+    char *after[] = {(char *)"afterok:17"};
+    j.spec->n_after = 1;
+    j.spec->after = after;
+    refused(&j, ERR_UNSUPPORTED, "after = ", "leave after out");
+    job_open(&j);
+    Boost__TokenFile *files[] = {j.spec->data->train[0], j.spec->data->train[0]};
+    j.spec->data->train = files;
+    j.spec->data->n_train = 2;
+    refused(&j, ERR_UNSUPPORTED, "data.train = a list of 2", "keep one data.train entry");
+}
+
+/* Every leaf of the descriptor has exactly one row; every row is a field. */
+static int leaves(const ProtobufCMessageDescriptor *type, const char *path)
+{
+    int found = 0;
+    for (unsigned i = 0; i < type->n_fields; i++) {
+        const ProtobufCFieldDescriptor *f = &type->fields[i];
+        char at[REFLECT_PATH];
+        reflect_path(at, path, f->name, -1);
+        if (f->type == PROTOBUF_C_TYPE_MESSAGE) {
+            found += leaves(f->descriptor, at);
+            continue;
+        }
+        int rows = 0;
+        for (size_t r = 0; r < built_rule_count; r++)
+            rows += !strcmp(built_rules[r].path, at);
+        if (rows != 1)
+            fail_msg("%s has %d rows in worker/plan/built.c", at, rows);
+        found++;
+    }
+    return found;
+}
+
+static void table_covers_every_field(void **state)
+{
+    (void)state;
+    enum { LISTS = 2 }; /* data.train and data.eval have rows of their own besides their leaves */
+    assert_int_equal(leaves(&boost__job_spec__descriptor, "") + LISTS, (int)built_rule_count);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(minimal_job_is_valid),       cmocka_unit_test(proto_faults_come_first),
+        cmocka_unit_test(layout_names_legal_values),  cmocka_unit_test(layout_reports_every_fault),
+        cmocka_unit_test(options_that_do_not_apply),  cmocka_unit_test(unbuilt_things_are_named),
+        cmocka_unit_test(table_covers_every_field),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,44 @@
+/* Private to worker/plan. */
+#ifndef BOOST_WORKER_PLAN_INTERNAL_H
+#define BOOST_WORKER_PLAN_INTERNAL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/base/error.h"
+#include "proto/job.pb-c.h"
+
+/* Collects every fault of a stage into one error: messages joined by "; ", the hint is
+ * the first fault's mend. */
+struct faults {
+    struct error *err;
+    enum error_code code; /* of every fault here */
+    int count;
+    int hidden; /* faults that no longer fitted */
+};
+void faults_add(struct faults *f, const char *mend, const char *fmt, ...) PRINTF_LIKE(3, 4);
+/* ERR_OK without a fault, else the code; adds "and N more". */
+int faults_end(struct faults *f);
+
+/* The spec's sub-messages, with the defaults in place of absent ones. */
+const Boost__Model *spec_model(const Boost__JobSpec *s);
+const Boost__Parallel *spec_parallel(const Boost__JobSpec *s);
+const Boost__Data *spec_data(const Boost__JobSpec *s);
+const Boost__Optimizer *spec_optimizer(const Boost__JobSpec *s);
+const Boost__Run *spec_run(const Boost__JobSpec *s);
+const Boost__Resources *spec_resources(const Boost__JobSpec *s);
+
+/* Defaults that depend on other fields. */
+int64_t spec_kv_heads(const Boost__Model *m);
+Boost__Strategy__Value spec_strategy(const Boost__JobSpec *s);
+/* AUTO resolved by the name of a token file: .u16, .u32, .bin (LLMC), .idx (MEGATRON), else TEXT. */
+Boost__Format__Value format_of_path(const char *path);
+Boost__Format__Value spec_format(const Boost__Data *d);
+
+/* The stages of plan_validate after proto/validate. */
+int layout_check(const Boost__JobSpec *spec, struct error *err); /* layout.c */
+int built_check(const Boost__JobSpec *spec, struct error *err);  /* built.c */
+
+int64_t round_up(int64_t n, int64_t multiple);
+
+#endif

@@ -1,0 +1,195 @@
+/* What can be laid out: divisibility, and options that apply to the strategy at all.
+ * Rules of every strategy, built or not, so that a message about a job's shape does
+ * not depend on what this version happens to run. */
+#include "worker/plan/internal.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+static int64_t gcd(int64_t a, int64_t b)
+{
+    while (b) {
+        int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* "1, 2, 3, 6": the divisors of n, at most the first 16. */
+static const char *divisors(int64_t n, char *out, size_t cap)
+{
+    enum { SHOWN = 16, LARGEST_TRIED = 65536 };
+    size_t used = 0;
+    int shown = 0;
+    out[0] = '\0';
+    for (int64_t i = 1; i <= n && i <= LARGEST_TRIED && used + 1 < cap; i++) {
+        if (n % i)
+            continue;
+        if (shown++ == SHOWN) {
+            snprintf(out + used, cap - used, ", ...");
+            break;
+        }
+        int wrote = snprintf(out + used, cap - used, "%s%lld", used ? ", " : "", (long long)i);
+        used += wrote > 0 ? (size_t)wrote : 0;
+    }
+    return out;
+}
+
+/* The multiples of `step` on both sides of n: "6 or 8" (only the upper one below the first). */
+static const char *neighbours(int64_t n, int64_t step, char *out, size_t cap)
+{
+    int64_t below = n / step * step;
+    if (below > 0)
+        snprintf(out, cap, "%lld or %lld", (long long)below, (long long)(below + step));
+    else
+        snprintf(out, cap, "%lld", (long long)step);
+    return out;
+}
+
+static void check_heads(struct faults *f, const Boost__Model *m)
+{
+    char near[64], mend[160];
+    if (m->hidden % m->heads) {
+        snprintf(mend, sizeof mend, "set model.hidden: %s", neighbours(m->hidden, m->heads, near, sizeof near));
+        faults_add(f, mend, "model.hidden = %d is not a multiple of model.heads = %d; nearest: %s", m->hidden, m->heads,
+                   near);
+        return;
+    }
+    if (m->hidden / m->heads % 2)
+        faults_add(f, "choose model.hidden and model.heads so that their quotient is even",
+                   "model.hidden / model.heads = %d is odd, and rotary positions need an even head width",
+                   m->hidden / m->heads);
+    int64_t hk = spec_kv_heads(m);
+    if (m->heads % hk) {
+        snprintf(mend, sizeof mend, "set model.kv_heads to one of %s", divisors(m->heads, near, sizeof near));
+        faults_add(f, mend, "model.kv_heads = %lld does not divide model.heads = %d", (long long)hk, m->heads);
+    }
+}
+
+static void check_tp(struct faults *f, const Boost__JobSpec *spec)
+{
+    const Boost__Model *m = spec_model(spec);
+    int64_t t = spec_parallel(spec)->tp;
+    bool vanilla = spec_strategy(spec) == BOOST__STRATEGY__VALUE__VANILLA;
+    const struct {
+        const char *name;
+        int64_t value;
+        bool applies;
+    } widths[] = {
+        {"heads", m->heads, true},
+        {"kv_heads", spec_kv_heads(m), true},
+        {"intermediate", m->intermediate, true},
+        {"hidden", m->hidden, true},
+        {"rank", m->rank, vanilla}, /* the latent is sharded there */
+    };
+    enum { WIDTHS = sizeof widths / sizeof widths[0] };
+    int64_t all = 0;
+    for (int i = 0; i < WIDTHS; i++)
+        if (widths[i].applies)
+            all = gcd(widths[i].value, all);
+    char legal[128], near[64], mend[320];
+    divisors(all, legal, sizeof legal);
+    for (int i = 0; i < WIDTHS; i++) {
+        if (!widths[i].applies || widths[i].value % t == 0)
+            continue;
+        if (widths[i].value == widths[0].value && i == 1)
+            continue; /* kv_heads follows heads: said once */
+        snprintf(mend, sizeof mend, "set parallel.tp to one of %s, or model.%s: %s", legal, widths[i].name,
+                 neighbours(widths[i].value, t, near, sizeof near));
+        faults_add(f, mend, "model.%s = %lld is not divisible by parallel.tp = %lld; legal tp here: %s", widths[i].name,
+                   (long long)widths[i].value, (long long)t, legal);
+    }
+}
+
+static void check_batch(struct faults *f, const Boost__JobSpec *spec)
+{
+    const Boost__Parallel *par = spec_parallel(spec);
+    int64_t s = spec_data(spec)->seq_len;
+    int64_t micro = par->has_micro_batch ? par->micro_batch : 1;
+    char near[64], mend[160];
+    if (par->global_batch % (micro * par->dp)) {
+        neighbours(par->global_batch, micro * par->dp, near, sizeof near);
+        snprintf(mend, sizeof mend, "set parallel.global_batch: %s", near);
+        if (par->has_micro_batch)
+            faults_add(f, mend,
+                       "parallel.global_batch = %d is not a multiple of parallel.micro_batch * parallel.dp = %d * %d",
+                       par->global_batch, par->micro_batch, par->dp);
+        else
+            faults_add(f, mend, "parallel.global_batch = %d is not a multiple of parallel.dp = %d", par->global_batch,
+                       par->dp);
+    }
+    if (micro * s > INT32_MAX)
+        faults_add(f, "lower parallel.micro_batch or data.seq_len",
+                   "a micro-batch of parallel.micro_batch * data.seq_len = %lld tokens is above %d",
+                   (long long)(micro * s), INT32_MAX);
+}
+
+static void check_devices(struct faults *f, const Boost__JobSpec *spec)
+{
+    const Boost__Parallel *par = spec_parallel(spec);
+    const Boost__Resources *res = spec_resources(spec);
+    int64_t world = (int64_t)par->tp * par->pp * par->dp; /* at most 65536, by proto/validate */
+    char mend[160];
+    if (res->has_devices_per_node && (int64_t)res->nodes * res->devices_per_node != world) {
+        snprintf(mend, sizeof mend, "leave resources.devices_per_node out, or make resources.nodes * it %lld",
+                 (long long)world);
+        faults_add(f, mend, "resources.nodes * devices_per_node = %d * %d is not parallel.tp * pp * dp = %lld",
+                   res->nodes, res->devices_per_node, (long long)world);
+    } else if (world % res->nodes) {
+        snprintf(mend, sizeof mend, "set resources.nodes to a divisor of %lld", (long long)world);
+        faults_add(f, mend, "parallel.tp * pp * dp = %lld ranks do not spread evenly over resources.nodes = %d",
+                   (long long)world, res->nodes);
+    }
+}
+
+/* One format for all files: a rank reads train and eval with the same reader. */
+static void check_formats(struct faults *f, const Boost__Data *d)
+{
+    if (d->format != BOOST__FORMAT__VALUE__AUTO || !d->n_train)
+        return;
+    Boost__Format__Value first = spec_format(d);
+    for (size_t i = 0; i < d->n_train; i++)
+        if (format_of_path(d->train[i]->path) != first)
+            faults_add(f, "set data.format", "data.train[%zu].path and data.train[0].path differ in their format by name",
+                       i);
+    for (size_t i = 0; i < d->n_eval; i++)
+        if (format_of_path(d->eval[i]->path) != first)
+            faults_add(f, "set data.format", "data.eval[%zu].path and data.train[0].path differ in their format by name",
+                       i);
+}
+
+/* Explicit options that have no meaning for this job and that proto/validate leaves to the layout. */
+static void check_applies(struct faults *f, const Boost__JobSpec *spec)
+{
+    const Boost__Model *m = spec_model(spec);
+    const Boost__Parallel *par = spec_parallel(spec);
+    bool full_rank = m->factorization == BOOST__FACTORIZATION__VALUE__FULL_RANK;
+    bool btp = spec_strategy(spec) == BOOST__STRATEGY__VALUE__BTP;
+    if (!btp && par->norm != BOOST__NORM__VALUE__AUTO)
+        faults_add(f, "leave parallel.norm out", "parallel.norm applies to strategy BTP only");
+    if (!btp && par->overlap == BOOST__SWITCH__VALUE__ON)
+        faults_add(f, "leave parallel.overlap out", "parallel.overlap: ON applies to strategy BTP only");
+    if (full_rank && par->grouped == BOOST__SWITCH__VALUE__ON)
+        faults_add(f, "leave parallel.grouped out", "parallel.grouped: ON applies to low-rank models only");
+    if (full_rank && par->recompute == BOOST__RECOMPUTE__VALUE__LOW_RANK)
+        faults_add(f, "set parallel.recompute: LAYER", "parallel.recompute: LOW_RANK needs latents, and FULL_RANK has none");
+    if (par->zero == 1 && par->dp == 1)
+        faults_add(f, "leave parallel.zero out, or raise parallel.dp",
+                   "parallel.zero = 1 shards over parallel.dp, which is 1");
+}
+
+int layout_check(const Boost__JobSpec *spec, struct error *err)
+{
+    struct faults f = {.err = err, .code = ERR_INVALID};
+    const Boost__Model *m = spec_model(spec);
+    check_applies(&f, spec);
+    check_heads(&f, m);
+    if (!spec_parallel(spec)->auto_)
+        check_tp(&f, spec);
+    check_batch(&f, spec);
+    check_devices(&f, spec);
+    check_formats(&f, spec_data(spec));
+    return faults_end(&f);
+}

@@ -1,0 +1,199 @@
+/* From a user's spec to one without a default or an AUTO left, and to its numbers. */
+#include <string.h>
+
+#include "proto/reflect.h"
+#include "worker/plan/arena.h"
+#include "worker/plan/internal.h"
+#include "worker/plan/plan.h"
+
+enum { RESOLVE_ARENA = 8 * LIMIT_JOB_FILE, MICRO_BATCH_UNKNOWN_MEMORY = 8 };
+
+/* Presence last: a value may be worked out from the field's absence. */
+#define SET(message, field, val) ((message)->field = (val), (message)->has_##field = 1)
+#define RESOLVE(message, field, auto_value, val) \
+    do { \
+        if ((message)->field == (auto_value)) \
+            SET(message, field, val); \
+    } while (0)
+
+/* Everything but the micro-batch. `s` has all sub-messages. */
+static void resolve_fields(Boost__JobSpec *s)
+{
+    Boost__Model *m = s->model;
+    if (!m->has_kv_heads)
+        SET(m, kv_heads, m->heads);
+    RESOLVE(m, mlp_activation, BOOST__SWITCH__VALUE__AUTO,
+            m->factorization == BOOST__FACTORIZATION__VALUE__SVD ? BOOST__SWITCH__VALUE__ON
+                                                                 : BOOST__SWITCH__VALUE__OFF);
+
+    Boost__Parallel *par = s->parallel;
+    if (!par->has_strategy)
+        SET(par, strategy, spec_strategy(s));
+    RESOLVE(par, norm, BOOST__NORM__VALUE__AUTO, BOOST__NORM__VALUE__ONLINE);
+    RESOLVE(par, grouped, BOOST__SWITCH__VALUE__AUTO, BOOST__SWITCH__VALUE__ON);
+    RESOLVE(par, recompute, BOOST__RECOMPUTE__VALUE__AUTO, BOOST__RECOMPUTE__VALUE__NONE);
+    RESOLVE(par, overlap, BOOST__SWITCH__VALUE__AUTO, BOOST__SWITCH__VALUE__OFF);
+    RESOLVE(par, attention, BOOST__ATTENTION__VALUE__AUTO, BOOST__ATTENTION__VALUE__OWN);
+
+    RESOLVE(s->data, format, BOOST__FORMAT__VALUE__AUTO, spec_format(s->data));
+    RESOLVE(s->run, precision, BOOST__PRECISION__VALUE__AUTO, BOOST__PRECISION__VALUE__FP32);
+
+    Boost__Resources *res = s->resources;
+    RESOLVE(res, device, BOOST__DEVICE__VALUE__AUTO, BOOST__DEVICE__VALUE__CPU);
+    if (!res->has_min_nodes)
+        SET(res, min_nodes, res->nodes);
+    if (!res->has_devices_per_node)
+        SET(res, devices_per_node, par->tp * par->pp * par->dp / res->nodes);
+}
+
+static int64_t rank_bytes(const Boost__JobSpec *resolved)
+{
+    struct plan p;
+    if (plan_make(resolved, &p, NULL))
+        return INT64_MAX;
+    struct plan_backend backend;
+    plan_backend_estimate(&p, &backend);
+    struct plan_memory memory;
+    plan_memory(&p, &backend, &memory);
+    return memory.total;
+}
+
+/* All divisors of n, largest first; the count of them. */
+enum { MAX_DIVISORS = 1536 }; /* no 32-bit number has more */
+static int divisors_down(int32_t n, int32_t out[MAX_DIVISORS])
+{
+    int32_t small[MAX_DIVISORS / 2];
+    int n_small = 0, count = 0;
+    for (int32_t i = 1; (int64_t)i * i <= n; i++)
+        if (n % i == 0)
+            small[n_small++] = i;
+    for (int i = 0; i < n_small; i++)
+        out[count++] = n / small[i];
+    for (int i = n_small - 1; i >= 0; i--)
+        if (small[i] != n / small[i])
+            out[count++] = small[i];
+    return count;
+}
+
+/* The largest divisor of a replica's sequences that fits; a given one must fit. */
+static int resolve_micro_batch(Boost__JobSpec *s, const struct plan_machine *machine, struct error *err)
+{
+    Boost__Parallel *par = s->parallel;
+    int64_t limit = machine->memory_bytes;
+    int32_t tries[MAX_DIVISORS] = {par->micro_batch};
+    bool given = par->has_micro_batch;
+    int count = given ? 1 : divisors_down(par->global_batch / par->dp, tries);
+    int64_t need = 0;
+    for (int i = 0; i < count; i++) {
+        if (!given && ((!limit && tries[i] > MICRO_BATCH_UNKNOWN_MEMORY) ||
+                       (int64_t)tries[i] * s->data->seq_len > INT32_MAX))
+            continue;
+        SET(par, micro_batch, tries[i]);
+        need = limit ? rank_bytes(s) : 0;
+        if (need <= limit)
+            return ERR_OK;
+    }
+    error_set(err, ERR_INVALID, "a rank needs %lld MiB at parallel.micro_batch = %d, and the machine gives it %lld MiB",
+              (long long)(need >> 20), par->micro_batch, (long long)(limit >> 20));
+    return error_hint(err, "lower %sdata.seq_len or the model's size, or raise parallel.tp",
+                      par->micro_batch > 1 ? "parallel.micro_batch, " : "");
+}
+
+/* Packs and unpacks, so that the copy belongs to the system allocator. */
+static int copy_out(const Boost__JobSpec *s, struct arena *a, Boost__JobSpec **out, struct error *err)
+{
+    size_t size = boost__job_spec__get_packed_size(s);
+    uint8_t *packed = arena_alloc(a, size);
+    if (!packed)
+        return error_set(err, ERR_NOMEM, "no memory for a resolved job of %zu bytes", size);
+    boost__job_spec__pack(s, packed);
+    *out = boost__job_spec__unpack(NULL, size, packed);
+    if (!*out)
+        return error_set(err, ERR_NOMEM, "no memory for a resolved job of %zu bytes", size);
+    return ERR_OK;
+}
+
+int plan_resolve(const Boost__JobSpec *spec, const struct plan_machine *machine, Boost__JobSpec **out,
+                 struct error *err)
+{
+    *out = NULL;
+    int rc = plan_validate(spec, err);
+    if (rc)
+        return rc;
+    struct arena a;
+    arena_init(&a, RESOLVE_ARENA);
+    Boost__JobSpec *s = (Boost__JobSpec *)reflect_copy(&a, &spec->base);
+    if (!s) {
+        rc = error_set(err, ERR_NOMEM, "no memory to resolve the job");
+        goto out;
+    }
+    rc = reflect_fill_defaults(&s->base, &a, err);
+    if (rc)
+        goto out;
+    resolve_fields(s);
+    rc = resolve_micro_batch(s, machine, err);
+    if (rc)
+        goto out;
+    rc = copy_out(s, &a, out, err);
+out:
+    arena_free(&a);
+    return rc;
+}
+
+int plan_make(const Boost__JobSpec *resolved, struct plan *out, struct error *err)
+{
+    memset(out, 0, sizeof *out);
+    const Boost__Model *m = resolved->model;
+    const Boost__Parallel *par = resolved->parallel;
+    const Boost__Data *data = resolved->data;
+    const Boost__Optimizer *opt = resolved->optimizer;
+    const Boost__Run *run = resolved->run;
+    if (!m || !par || !data || !opt || !run || !m->has_kv_heads || !par->has_strategy || !par->has_micro_batch ||
+        m->mlp_activation == BOOST__SWITCH__VALUE__AUTO || par->grouped == BOOST__SWITCH__VALUE__AUTO ||
+        run->precision == BOOST__PRECISION__VALUE__AUTO)
+        return error_set(err, ERR_INTERNAL, "the job was not resolved before it was planned");
+    *out = (struct plan){
+        .factorization = m->factorization,
+        .strategy = par->strategy,
+        .d = m->hidden,
+        .f = m->intermediate,
+        .r = m->rank,
+        .V = m->vocab,
+        .L = m->layers,
+        .h = m->heads,
+        .hk = m->kv_heads,
+        .e = m->hidden / m->heads,
+        .s = data->seq_len,
+        .rope_theta = m->rope_theta,
+        .norm_eps = m->norm_eps,
+        .tied = m->tie_embeddings,
+        .mlp_silu = m->mlp_activation == BOOST__SWITCH__VALUE__ON,
+        .latent_silu = m->factorization == BOOST__FACTORIZATION__VALUE__COLA,
+        .grouped = par->grouped == BOOST__SWITCH__VALUE__ON,
+        .tp = par->tp,
+        .pp = par->pp,
+        .dp = par->dp,
+        .world = par->tp * par->pp * par->dp,
+        .micro_batch = par->micro_batch,
+        .global_batch = par->global_batch,
+        .precision = run->precision,
+        .init_seed = (uint64_t)run->seed,
+        .data_seed = (uint64_t)data->seed,
+        .beta1 = opt->beta1,
+        .beta2 = opt->beta2,
+        .eps = opt->eps,
+        .weight_decay = opt->weight_decay,
+        .grad_clip = opt->grad_clip,
+        .decay_embeddings = opt->decay_embeddings,
+    };
+    enum { VOCAB_MULTIPLE = 128 };
+    out->V_pad = round_up(out->V, (int64_t)VOCAB_MULTIPLE * out->tp);
+    out->accumulation = out->global_batch / (out->micro_batch * out->dp);
+    out->T = out->micro_batch * out->s;
+    return ERR_OK;
+}
+
+int plan_tp_rank(const struct plan *p, int rank)
+{
+    return rank % p->tp; /* rank = (pp_index * dp + dp_index) * tp + tp_index */
+}
