@@ -1,0 +1,55 @@
+/* Checkpoints without communication: at a step that all ranks agreed on, each copies its
+ * state to host memory and a background thread writes it while training goes on.
+ *
+ * A shard is <dir>/step-<n>.a<k>/rank-00000-of-00002.safetensors with, for every parameter that
+ * this rank counts (struct plan_tensor), the master weight under the parameter's name and the Adam
+ * moments under name.m and name.v; the metadata holds what else a bit-equal resume needs, and
+ * "shard:<name>" = "rows,cols,row0,col0": the global shape and where this slice begins. */
+#ifndef BOOST_WORKER_CHECKPOINT_H
+#define BOOST_WORKER_CHECKPOINT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/base/error.h"
+#include "proto/rankfiles.h"
+#include "proto/worker.pb-c.h"
+#include "worker/engine.h"
+#include "worker/plan/plan.h"
+
+/* Where a run stands, apart from the tensors. */
+struct run_position {
+    int64_t step;          /* updates tried */
+    double adam_t;         /* updates done */
+    int64_t samples;       /* consumed: step * global_batch */
+    int64_t tokens;        /* unmasked, so far */
+    int64_t skipped;       /* updates skipped so far */
+    int64_t skipped_run;   /* in a row, up to now */
+};
+
+struct checkpoint;
+
+/* Allocates the host copy (about the size of the shard) and starts the writer thread. engine, plan, start
+ * and status stay the caller's. checkpoint.dir is not touched yet. */
+MUST_USE int checkpoint_open(const Boost__AttemptStart *start, const struct plan *plan, struct engine *engine,
+                             int rank, struct rank_status *status, struct checkpoint **out, struct error *err);
+/* A write under way is given up; checkpoint_wait() first for one that is wanted. */
+void checkpoint_close(struct checkpoint *c);
+
+bool checkpoint_busy(struct checkpoint *c);
+/* Copies the state as it is now and hands it to the writer (after the writer's last one is done).
+ * Training may go on when it returns. */
+MUST_USE int checkpoint_snapshot(struct checkpoint *c, const struct run_position *at, struct error *err);
+/* Waits for the writer; the outcome of the last write. */
+int checkpoint_wait(struct checkpoint *c, struct error *err);
+int64_t checkpoint_bytes(const struct checkpoint *c); /* of a shard */
+
+/* Reads the state of this rank from a checkpoint directory written with the same layout, weights into
+ * the engine too. ERR_UNSUPPORTED: another layout. ERR_INVALID: another model or another batch size.
+ * ERR_CORRUPT, ERR_NOT_FOUND: damaged or incomplete. `status` may be NULL. */
+MUST_USE int checkpoint_restore(const char *dir, const struct plan *plan, struct engine *engine, int rank,
+                                struct rank_status *status, struct run_position *at, struct error *err);
+/* Attempt number that wrote the directory "…/step-<n>.a<k>", from its name; 0 when it has another form. */
+int checkpoint_attempt_of(const char *dir);
+
+#endif
