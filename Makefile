@@ -70,7 +70,7 @@ L_DAEMON  = $(LIB)/libdaemon.a $(LIB)/libstore.a $(L_PLAN)
 L_CTL     = $(LIB)/libctl.a $(L_PLAN)
 
 S_PROTO   = -lprotobuf-c -ljansson -lm
-S_KERNELS = -ldnnl $(S_PROTO)
+S_KERNELS = -ldnnl -lgomp $(S_PROTO)
 S_WORKER  = -lgloo -lstdc++ $(S_KERNELS)
 S_STORE   = -lsqlite3 $(S_PROTO)
 S_DAEMON  = -luv $(S_STORE)
@@ -125,6 +125,9 @@ $(BUILD)/commit: FORCE
 
 # Element-wise and attention kernels are loops the compiler vectorises.
 $(BUILD)/obj/kernels/cpu/%.o: OPT = -O3 -g
+# The fp32 backend shares OpenMP with oneDNN; what the last three allow is fused multiply-add, and no errno
+# or trap from a vectorised sqrt or a masked comparison. None of them reorders a sum.
+$(BUILD)/obj/kernels/cpu/fp32%.o: FILE_FLAGS = -fopenmp -ffp-contract=fast -fno-math-errno -fno-trapping-math
 
 # ---- CUDA ------------------------------------------------------------------
 

@@ -34,7 +34,8 @@ struct kstream; /* one per rank; used by one thread at a time */
 
 /* C[m,n] = op(A)[m,k] op(B)[k,n] + beta C, `batch` times at the given element strides.
  * op(X) is X or its transpose; lda/ldb/ldc are those of the matrices as stored. A and B
- * are act; C is act, or grad when c_grad (fp32 accumulation of weight gradients). */
+ * are act; C is act, or grad when c_grad (fp32 accumulation of weight gradients). m, n, k and batch are at
+ * least 1 and a leading dimension at least a row; else the stream gets a fault and nothing is computed. */
 struct gemm {
     int64_t m, n, k;
     bool trans_a, trans_b;

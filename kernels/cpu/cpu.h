@@ -15,8 +15,11 @@ struct rope_table {
     float *cosine, *sine;
 };
 
+struct fp32_loops;
+
 struct kstream {
     int threads;
+    const struct fp32_loops *loops; /* fp32 only */
     int64_t gemm_ns;
     struct error fault; /* the first since the last sync; code ERR_OK = none */
     struct rope_table rope;
@@ -24,6 +27,9 @@ struct kstream {
 
 /* Remembers the first fault of the stream. */
 void cpu_fault(struct kstream *ks, enum error_code code, const char *fmt, ...) PRINTF_LIKE(3, 4);
+
+/* False, and a fault of the stream, for sizes below 1 or a leading dimension shorter than a row. */
+bool cpu_gemm_valid(struct kstream *ks, const struct gemm *g);
 
 /* Entries of the table that do not depend on the backend's precision. */
 int cpu_stream_create(int threads, struct kstream **out, struct error *err);

@@ -33,6 +33,8 @@ static void row_transposed(const struct gemm *g, int64_t i, const double *a, con
 
 void fp64_gemm(struct kstream *ks, const struct gemm *g, const void *a, const void *b, void *c)
 {
+    if (!cpu_gemm_valid(ks, g))
+        return;
     int64_t start = clock_mono_ns();
     for (int p = 0; p < g->batch; p++) {
         const double *pa = (const double *)a + p * g->stride_a;

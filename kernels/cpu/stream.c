@@ -1,4 +1,4 @@
-/* cpu.h: streams and memory. */
+/* cpu.h: streams, their faults, and memory. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +18,18 @@ void cpu_fault(struct kstream *ks, enum error_code code, const char *fmt, ...)
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
     error_set(&ks->fault, code, "%s", text);
+}
+
+bool cpu_gemm_valid(struct kstream *ks, const struct gemm *g)
+{
+    int64_t row_a = g->trans_a ? g->m : g->k, row_b = g->trans_b ? g->k : g->n;
+    bool sizes = g->m >= 1 && g->n >= 1 && g->k >= 1 && g->batch >= 1;
+    if (sizes && g->lda >= row_a && g->ldb >= row_b && g->ldc >= g->n)
+        return true;
+    cpu_fault(ks, ERR_INTERNAL, "a matrix product with m=%lld n=%lld k=%lld batch=%d lda=%lld ldb=%lld ldc=%lld",
+              (long long)g->m, (long long)g->n, (long long)g->k, g->batch, (long long)g->lda, (long long)g->ldb,
+              (long long)g->ldc);
+    return false;
 }
 
 int cpu_stream_create(int threads, struct kstream **out, struct error *err)

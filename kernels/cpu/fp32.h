@@ -1,0 +1,70 @@
+/* The fp32 backend: oneDNN's dnnl_sgemm, and the loops of fp32_loops.h spread over the stream's threads
+ * (OpenMP, as in oneDNN, so that both use one pool). Contracts, shapes and letters are those of kernels.h.
+ *
+ * Two runs with the same shapes, threads and instruction set give the same bits. The loops cut their work by
+ * shape alone and add in a fixed order, so they do not depend on the number of threads either; dnnl_sgemm
+ * may (it can split k). */
+#ifndef BOOST_KERNELS_CPU_FP32_H
+#define BOOST_KERNELS_CPU_FP32_H
+
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/fp32_loops.h"
+
+/* Elements in the unit of work of one thread: enough to hide the start of a parallel region. */
+enum { FP32_CHUNK = 16384 };
+
+/* Rows of the given width in a chunk. */
+static inline int64_t fp32_rows(int64_t width)
+{
+    return width < FP32_CHUNK ? FP32_CHUNK / width : 1;
+}
+
+static inline int64_t fp32_min(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+void fp32_gemm(struct kstream *ks, const struct gemm *g, const void *a, const void *b, void *c);
+
+void fp32_embed(struct kstream *ks, int64_t T, int64_t first, int64_t rows, int64_t width, int parts,
+                const int32_t *tokens, const void *table, void *out);
+void fp32_embed_backward(struct kstream *ks, int64_t T, int64_t first, int64_t rows, int64_t width, int parts,
+                         const int32_t *tokens, const void *dout, void *dtable);
+void fp32_interleave(struct kstream *ks, int parts, int64_t T, int64_t w, const void *in, void *out);
+
+void fp32_residual_gain(struct kstream *ks, int64_t T, int64_t w, const void *x, const void *y, const void *gain,
+                        void *x_out, void *n, void *S);
+void fp32_norm_apply(struct kstream *ks, int64_t T, int64_t w, int64_t d, double eps, const void *x,
+                     const void *gain, const void *S, void *R, void *n);
+void fp32_gain_backward(struct kstream *ks, int64_t T, int64_t w, const void *x, const void *gain, const void *R,
+                        const void *k, const void *dn, bool accumulate, void *dx, void *dgain);
+void fp32_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act,
+                         void *H, const void *S, void *R, void *z);
+void fp32_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act, const void *Y,
+                          const void *R, void *dz, void *k);
+void fp32_norm_k(struct kstream *ks, int64_t T, int64_t d, const void *R, const void *c, void *k);
+
+void fp32_rope(struct kstream *ks, int64_t T, int64_t s, int64_t heads, int64_t e, int64_t ld, double theta,
+               bool inverse, void *x);
+size_t fp32_attention_workspace(const struct attention *a, bool backward);
+void fp32_attention_forward(struct kstream *ks, const struct attention *a, const void *q, const void *k,
+                            const void *v, void *o, void *lse, void *workspace);
+void fp32_attention_backward(struct kstream *ks, const struct attention *a, const void *q, const void *k,
+                             const void *v, const void *o, const void *lse, const void *d_o, void *dq, void *dk,
+                             void *dv, void *workspace);
+
+void fp32_glu_forward(struct kstream *ks, int64_t n, bool silu, const void *gate, const void *up, void *out);
+void fp32_glu_backward(struct kstream *ks, int64_t n, bool silu, const void *gate, const void *up,
+                       const void *dout, void *dgate, void *dup);
+
+void fp32_ce_max(struct kstream *ks, int64_t T, int64_t ld, int64_t valid, const void *logits, void *m);
+void fp32_ce_sums(struct kstream *ks, int64_t T, int64_t ld, int64_t valid, int64_t first, const void *logits,
+                  const void *m, const int32_t *targets, void *sums);
+void fp32_ce_backward(struct kstream *ks, int64_t T, int64_t ld, int64_t valid, int64_t first, void *logits,
+                      const void *m, const void *sums, const int32_t *targets, double *loss, void *c);
+
+void fp32_grad_squares(struct kstream *ks, int64_t n, const void *grad, double *acc);
+void fp32_adamw(struct kstream *ks, int64_t n, const struct adamw *hyper, const struct step_block *block,
+                const void *grad, void *m, void *v, void *master, void *weight);
+
+#endif

@@ -1,0 +1,51 @@
+/* fp32.h: embedding and layout. */
+#include <string.h>
+
+#include "kernels/cpu/fp32.h"
+
+void fp32_embed(struct kstream *ks, int64_t T, int64_t first, int64_t rows, int64_t width, int parts,
+                const int32_t *tokens, const void *table, void *out)
+{
+    int64_t w = width / parts;
+#pragma omp parallel for num_threads(ks->threads) schedule(static) if (ks->threads > 1 && T > fp32_rows(width))
+    for (int64_t i = 0; i < T; i++) {
+        int64_t row = (int64_t)tokens[i] - first;
+        for (int p = 0; p < parts; p++) {
+            float *to = (float *)out + (p * T + i) * w;
+            if (row >= 0 && row < rows)
+                memcpy(to, (const float *)table + row * width + p * w, (size_t)w * sizeof *to);
+            else
+                memset(to, 0, (size_t)w * sizeof *to);
+        }
+    }
+}
+
+/* Threads share out columns, never tokens, so each row of the table is summed in token order. */
+void fp32_embed_backward(struct kstream *ks, int64_t T, int64_t first, int64_t rows, int64_t width, int parts,
+                         const int32_t *tokens, const void *dout, void *dtable)
+{
+    enum { COLUMNS = 64 };
+    int64_t w = width / parts, per_part = (w + COLUMNS - 1) / COLUMNS;
+#pragma omp parallel for num_threads(ks->threads) schedule(static) if (ks->threads > 1 && T > fp32_rows(width))
+    for (int64_t strip = 0; strip < per_part * parts; strip++) {
+        int64_t p = strip / per_part, begin = strip % per_part * COLUMNS, end = fp32_min(begin + COLUMNS, w);
+        for (int64_t i = 0; i < T; i++) {
+            int64_t row = (int64_t)tokens[i] - first;
+            if (row < 0 || row >= rows)
+                continue;
+            const float *from = (const float *)dout + (p * T + i) * w;
+            float *to = (float *)dtable + row * width + p * w;
+#pragma omp simd
+            for (int64_t j = begin; j < end; j++)
+                to[j] += from[j];
+        }
+    }
+}
+
+void fp32_interleave(struct kstream *ks, int parts, int64_t T, int64_t w, const void *in, void *out)
+{
+#pragma omp parallel for num_threads(ks->threads) schedule(static) if (ks->threads > 1 && T > fp32_rows(w * parts))
+    for (int64_t i = 0; i < T; i++)
+        for (int p = 0; p < parts; p++)
+            memcpy((float *)out + (i * parts + p) * w, (const float *)in + (p * T + i) * w, (size_t)w * sizeof(float));
+}

@@ -1,0 +1,67 @@
+/* fp32.h: norm, residual and bottleneck; training.md 7.3. */
+#include "kernels/cpu/fp32.h"
+
+void fp32_residual_gain(struct kstream *ks, int64_t T, int64_t w, const void *x, const void *y, const void *gain,
+                        void *x_out, void *n, void *S)
+{
+    int64_t step = fp32_rows(w);
+#pragma omp parallel for num_threads(ks->threads) schedule(static) if (ks->threads > 1 && T > step)
+    for (int64_t i = 0; i < T; i += step)
+        ks->loops->residual_gain(fp32_min(step, T - i), w, (const float *)x + i * w,
+                                 y ? (const float *)y + i * w : NULL, gain, (float *)x_out + i * w,
+                                 n ? (float *)n + i * w : NULL, (float *)S + i);
+}
+
+void fp32_norm_apply(struct kstream *ks, int64_t T, int64_t w, int64_t d, double eps, const void *x,
+                     const void *gain, const void *S, void *R, void *n)
+{
+    int64_t step = fp32_rows(w);
+    float inv_d = (float)(1 / (double)d);
+#pragma omp parallel for num_threads(ks->threads) schedule(static) if (ks->threads > 1 && T > step)
+    for (int64_t i = 0; i < T; i += step)
+        ks->loops->norm_apply(fp32_min(step, T - i), w, inv_d, (float)eps, (const float *)x + i * w, gain,
+                              (const float *)S + i, (float *)R + i, (float *)n + i * w);
+}
+
+/* Strips of columns, since dgain sums over rows. */
+void fp32_gain_backward(struct kstream *ks, int64_t T, int64_t w, const void *x, const void *gain, const void *R,
+                        const void *k, const void *dn, bool accumulate, void *dx, void *dgain)
+{
+#pragma omp parallel for num_threads(ks->threads) schedule(static) if (ks->threads > 1 && T * w > FP32_CHUNK)
+    for (int64_t begin = 0; begin < w; begin += GAIN_COLUMNS)
+        ks->loops->gain_backward(T, w, begin, fp32_min(begin + GAIN_COLUMNS, w), x, gain, R, k, dn, accumulate, dx,
+                                 dgain);
+}
+
+void fp32_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act,
+                         void *H, const void *S, void *R, void *z)
+{
+    int64_t step = fp32_rows(n);
+    float inv_d = (float)(1 / (double)d);
+#pragma omp parallel for num_threads(ks->threads) schedule(static) if (ks->threads > 1 && T > step)
+    for (int64_t i = 0; i < T; i += step)
+        ks->loops->latent_forward(fp32_min(step, T - i), n, inv_d, (float)eps, act == LATENT_SILU,
+                                  (float *)H + i * n, S ? (const float *)S + i : NULL, S ? (float *)R + i : NULL,
+                                  (float *)z + i * n);
+}
+
+void fp32_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act, const void *Y,
+                          const void *R, void *dz, void *k)
+{
+    int64_t step = fp32_rows(n);
+    float inv_d = (float)(1 / (double)d);
+#pragma omp parallel for num_threads(ks->threads) schedule(static) if (ks->threads > 1 && T > step)
+    for (int64_t i = 0; i < T; i += step)
+        ks->loops->latent_backward(fp32_min(step, T - i), n, inv_d, act == LATENT_SILU, (const float *)Y + i * n,
+                                   R ? (const float *)R + i : NULL, (float *)dz + i * n, k ? (float *)k + i : NULL);
+}
+
+void fp32_norm_k(struct kstream *ks, int64_t T, int64_t d, const void *R, const void *c, void *k)
+{
+    (void)ks;
+    float inv_d = (float)(1 / (double)d);
+    for (int64_t i = 0; i < T; i++) {
+        float r = ((const float *)R)[i];
+        ((float *)k)[i] = r * r * inv_d * ((const float *)c)[i];
+    }
+}

@@ -1,0 +1,281 @@
+/* What the kernel tests share: every backend and instruction set in turn, device memory from host values,
+ * and the comparison with a long double reference.
+ *
+ * The bound of an element is  roundings * u * magnitude:  u is the unit roundoff of the backend (2^-53, 2^-24)
+ * and magnitude the sum of the absolute terms that the element is made of (so that cancellation is
+ * allowed for exactly). A sum of K terms in any order has roundings <= K in the worst case and about
+ * sqrt(K) in practice; sum_roundings() takes 6 sqrt(K) + 6, six standard deviations of a random walk
+ * (Higham and Mary, "A new approach to probabilistic rounding error analysis"), so a lost or doubled term shows.
+ * The inputs are floats in both backends, so the reference sees exactly what the kernel sees. */
+#ifndef BOOST_TESTS_KERNELS_CHECK_H
+#define BOOST_TESTS_KERNELS_CHECK_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+/* cmocka needs the four above first */
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/kernels.h"
+
+#define UNUSED __attribute__((unused))
+
+enum { POOL = 4096 };
+
+struct variant {
+    char label[64];
+    const struct kernels *k;
+    struct kstream *ks;
+    double u;
+    uint64_t random;
+    void *host[POOL], *device[POOL];
+    int hosts, devices;
+};
+
+typedef long double real;
+
+/* ---- random values (splitmix64) --------------------------------------------------- */
+
+static UNUSED uint64_t random_bits(struct variant *v)
+{
+    uint64_t z = v->random += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* Uniform in [-scale, scale), a float. */
+static UNUSED double random_value(struct variant *v, double scale)
+{
+    return (float)(((double)(random_bits(v) >> 11) * 0x1p-52 - 1) * scale);
+}
+
+static UNUSED int64_t random_below(struct variant *v, int64_t n)
+{
+    return (int64_t)(random_bits(v) % (uint64_t)n);
+}
+
+/* ---- memory ------------------------------------------------------------------------ */
+
+static UNUSED void *keep_host(struct variant *v, size_t bytes)
+{
+    assert_true(v->hosts < POOL);
+    void *p = calloc(1, bytes ? bytes : 1);
+    assert_non_null(p);
+    return v->host[v->hosts++] = p;
+}
+
+static UNUSED double *host_values(struct variant *v, int64_t n)
+{
+    return keep_host(v, (size_t)n * sizeof(double));
+}
+
+static UNUSED real *host_reals(struct variant *v, int64_t n)
+{
+    return keep_host(v, (size_t)n * sizeof(real));
+}
+
+static UNUSED double *host_random(struct variant *v, int64_t n, double scale)
+{
+    double *p = host_values(v, n);
+    for (int64_t i = 0; i < n; i++)
+        p[i] = random_value(v, scale);
+    return p;
+}
+
+static UNUSED void *device_bytes(struct variant *v, size_t bytes)
+{
+    struct error err;
+    assert_true(v->devices < POOL);
+    void *p = v->k->alloc(bytes, &err);
+    assert_non_null(p);
+    assert_int_equal((uintptr_t)p % 256, 0);
+    return v->device[v->devices++] = p;
+}
+
+static UNUSED void put(struct variant *v, void *dst, int64_t n, const double *values)
+{
+    if (v->k->act == DTYPE_F64) {
+        v->k->upload(v->ks, dst, values, (size_t)n * sizeof(double));
+        return;
+    }
+    float *f = malloc((size_t)n * sizeof(float) + 1);
+    assert_non_null(f);
+    for (int64_t i = 0; i < n; i++)
+        f[i] = (float)values[i];
+    v->k->upload(v->ks, dst, f, (size_t)n * sizeof(float));
+    free(f);
+}
+
+static UNUSED void *device_values(struct variant *v, int64_t n, const double *values)
+{
+    void *p = device_bytes(v, (size_t)n * dtype_size(v->k->act));
+    put(v, p, n, values);
+    return p;
+}
+
+/* An output that has not been written shows as NaN. */
+static UNUSED void *device_poison(struct variant *v, int64_t n)
+{
+    size_t bytes = (size_t)n * dtype_size(v->k->act);
+    void *p = device_bytes(v, bytes);
+    memset(p, 0xff, bytes);
+    return p;
+}
+
+static UNUSED void *device_zero(struct variant *v, int64_t n)
+{
+    size_t bytes = (size_t)n * dtype_size(v->k->act);
+    void *p = device_bytes(v, bytes);
+    v->k->zero(v->ks, p, bytes);
+    return p;
+}
+
+static UNUSED int32_t *device_tokens(struct variant *v, int64_t n, const int32_t *tokens)
+{
+    int32_t *p = device_bytes(v, (size_t)n * sizeof *p);
+    v->k->upload(v->ks, p, tokens, (size_t)n * sizeof *p);
+    return p;
+}
+
+static UNUSED void must_sync(struct variant *v)
+{
+    struct error err;
+    if (v->k->stream_sync(v->ks, &err) != ERR_OK)
+        fail_msg("%s: %s", v->label, err.message);
+}
+
+static UNUSED double *fetch(struct variant *v, const void *device, int64_t n)
+{
+    double *out = host_values(v, n);
+    if (v->k->act == DTYPE_F64) {
+        v->k->download(v->ks, out, device, (size_t)n * sizeof(double));
+        must_sync(v);
+        return out;
+    }
+    float *f = malloc((size_t)n * sizeof(float) + 1);
+    assert_non_null(f);
+    v->k->download(v->ks, f, device, (size_t)n * sizeof(float));
+    must_sync(v);
+    for (int64_t i = 0; i < n; i++)
+        out[i] = f[i];
+    free(f);
+    return out;
+}
+
+static UNUSED void forget(struct variant *v)
+{
+    for (int i = 0; i < v->hosts; i++)
+        free(v->host[i]);
+    for (int i = 0; i < v->devices; i++)
+        v->k->release(v->device[i]);
+    v->hosts = v->devices = 0;
+}
+
+/* ---- comparison --------------------------------------------------------------------- */
+
+static UNUSED double sum_roundings(int64_t terms)
+{
+    return 6 * sqrt((double)terms) + 6;
+}
+
+/* |got - want| <= roundings * u * magnitude for every element; magnitude NULL means |want|. */
+static UNUSED void check(struct variant *v, const char *what, int64_t n, const void *device, const real *want,
+                         const real *magnitude, double roundings)
+{
+    double *got = fetch(v, device, n);
+    for (int64_t i = 0; i < n; i++) {
+        real size = magnitude ? magnitude[i] : fabsl(want[i]);
+        real bound = (real)(roundings * v->u) * size + (v->k->act == DTYPE_F32 ? 1e-37L : 1e-300L);
+        if (!(fabsl(got[i] - want[i]) <= bound))
+            fail_msg("%s: %s[%lld of %lld] is %.17g, should be %.17Lg (error %.3Lg, bound %.3Lg)", v->label, what,
+                     (long long)i, (long long)n, got[i], want[i], fabsl(got[i] - want[i]), bound);
+    }
+}
+
+static UNUSED double frobenius_error(int64_t n, const double *got, const real *want)
+{
+    real error = 0, size = 0;
+    for (int64_t i = 0; i < n; i++) {
+        error += (got[i] - want[i]) * (got[i] - want[i]);
+        size += want[i] * want[i];
+    }
+    return (double)sqrtl(error / (size > 0 ? size : 1));
+}
+
+static UNUSED void check_frobenius(struct variant *v, const char *what, int64_t n, const void *device,
+                                   const real *want, double limit)
+{
+    double error = frobenius_error(n, fetch(v, device, n), want);
+    if (!(error <= limit))
+        fail_msg("%s: %s differs by %.3g (relative Frobenius), limit %.3g", v->label, what, error, limit);
+}
+
+static UNUSED void check_same_bits(struct variant *v, const char *what, int64_t n, const void *a, const void *b)
+{
+    if (memcmp(a, b, (size_t)n * dtype_size(v->k->act)) != 0)
+        fail_msg("%s: %s differs between two equal calls", v->label, what);
+}
+
+/* Central differences of `loss` against the analytic gradient of `n` values at `x`. With h = 1e-5 the truncation is
+ * about h^2 = 1e-10 and the rounding 1e-16 / h = 1e-11, relative to values of order one. */
+static UNUSED void check_differences(struct variant *v, const char *what, int64_t n, double *x, const double *gradient,
+                                     double (*loss)(void *), void *arg)
+{
+    real *want = host_reals(v, n);
+    const double h = 1e-5;
+    for (int64_t i = 0; i < n; i++) {
+        double old = x[i];
+        x[i] = old + h;
+        double above = loss(arg);
+        x[i] = old - h;
+        double below = loss(arg);
+        x[i] = old;
+        want[i] = (above - below) / (2 * h);
+    }
+    double error = frobenius_error(n, gradient, want);
+    if (!(error < 1e-7))
+        fail_msg("%s: gradient of %s differs from central differences by %.3g", v->label, what, error);
+}
+
+/* ---- variants ------------------------------------------------------------------------ */
+
+static UNUSED void run_variant(const struct kernels *k, const char *isa, int threads, void (*body)(struct variant *))
+{
+    struct error err;
+    struct variant *v = calloc(1, sizeof *v);
+    assert_non_null(v);
+    if (isa)
+        setenv("BOOST_CPU_ISA", isa, 1);
+    int rc = k->stream_create(threads, &v->ks, &err);
+    unsetenv("BOOST_CPU_ISA");
+    if (rc == ERR_OK) {
+        v->k = k;
+        v->u = k->act == DTYPE_F64 ? 0x1p-53 : 0x1p-24;
+        v->random = 20261129;
+        snprintf(v->label, sizeof v->label, "%s %s, %d threads", k->name, isa ? isa : "", threads);
+        body(v);
+        must_sync(v);
+        forget(v);
+        k->stream_destroy(v->ks);
+    } else {
+        assert_true(isa && rc == ERR_INVALID); /* this machine lacks that instruction set */
+    }
+    free(v);
+}
+
+static UNUSED void each_variant(void (*body)(struct variant *))
+{
+    run_variant(kernels_cpu_fp64(), NULL, 1, body);
+    run_variant(kernels_cpu_fp32(), "baseline", 1, body);
+    run_variant(kernels_cpu_fp32(), "avx2", 1, body);
+    run_variant(kernels_cpu_fp32(), "avx512", 1, body);
+    run_variant(kernels_cpu_fp32(), NULL, 3, body);
+}
+
+#endif
