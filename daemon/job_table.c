@@ -93,7 +93,7 @@ struct job_transition job_step(Boost__JobState__Value state, int stop_target, en
         const struct row *r = &table[i];
         if (r->state != (int)state || r->event != event)
             continue;
-        if (state == STOPPING && (stop_target < 0 || stop_target >= JOB_STATES || !(r->targets & TARGET(stop_target))))
+        if (r->state == STOPPING && (stop_target < 0 || stop_target >= JOB_STATES || !(r->targets & TARGET(stop_target))))
             continue;
         t.legal = true;
         t.next = (Boost__JobState__Value)(r->next == TO_TARGET ? stop_target : r->next);
