@@ -1,0 +1,292 @@
+/* Following a job to its end: submit --follow and --wait, and boostctl wait. Long
+ * polls from a cursor, so attempts and controller restarts go by without a gap. */
+#include <stdio.h>
+#include <string.h>
+
+#include "ctl/ctl.h"
+#include "ctl/format.h"
+#include "ctl/options.h"
+#include "proto/base/clock.h"
+
+enum { TICK_TTY_MS = 500, TICK_PLAIN_MS = 2000, BAR_CELLS = 24 };
+
+/* Waits for a change of the job after *version. NULL and *err on failure. */
+static const Boost__WatchReply *watch(struct ctl *ctl, const char *job, int64_t *version, int wait_ms,
+                                      struct arena *arena, struct error *err)
+{
+    Boost__WatchRequest body = BOOST__WATCH_REQUEST__INIT;
+    body.job = ctl_ref(arena, job);
+    body.has_version = body.has_wait_ms = true;
+    body.version = *version;
+    body.wait_ms = wait_ms;
+    Boost__Request request = BOOST__REQUEST__INIT;
+    request.body_case = BOOST__REQUEST__BODY_WATCH;
+    request.watch = &body;
+    Boost__Reply *reply = ctl_call_patient(ctl, &request, arena, err);
+    if (!reply)
+        return NULL;
+    if (reply->body_case != BOOST__REPLY__BODY_WATCH || !reply->watch->summary) {
+        error_set(err, ERR_PROTOCOL, "boostd answered watch with something else");
+        return NULL;
+    }
+    *version = reply->watch->version;
+    return reply->watch;
+}
+
+/* ---- display ----------------------------------------------------------------- */
+
+struct display {
+    struct ctl *ctl;
+    bool line_open;      /* a progress line without its newline is on the terminal */
+    int64_t last_step;   /* printed */
+    int64_t last_print_ns;
+    int64_t from_step, from_ns; /* where this display first saw steps, for the ETA; -1 = not yet */
+    int64_t after_event;
+};
+
+static void close_line(struct display *d)
+{
+    if (d->line_open)
+        fputs("\r\033[K", stdout);
+    d->line_open = false;
+}
+
+static void format_eta(const Boost__JobSummary *s, int64_t from_step, double seconds, char out[FORMAT_TEXT])
+{
+    snprintf(out, FORMAT_TEXT, "-");
+    if (s->step > from_step && seconds > 1)
+        format_duration((double)(s->steps - s->step) * seconds / (double)(s->step - from_step), out);
+}
+
+static void print_progress(struct display *d, const Boost__JobSummary *s)
+{
+    if (!s->has_step || s->state != BOOST__JOB_STATE__VALUE__RUNNING) {
+        d->from_step = -1;
+        return;
+    }
+    int64_t now = clock_mono_ns();
+    if (d->from_step < 0 || s->step < d->from_step) {
+        d->from_step = s->step;
+        d->from_ns = now;
+    }
+    if (!d->ctl->tty && (s->step == d->last_step || now - d->last_print_ns < TICK_PLAIN_MS * NS_PER_MS))
+        return;
+    char speed[FORMAT_TEXT] = "-", eta[FORMAT_TEXT], loss[FORMAT_TEXT] = "-";
+    if (s->has_tokens_per_s)
+        format_count(s->tokens_per_s, speed);
+    if (s->has_loss)
+        snprintf(loss, sizeof loss, "%.4f", s->loss);
+    format_eta(s, d->from_step, (double)(now - d->from_ns) / 1e9, eta);
+    if (d->ctl->tty) {
+        int full = s->steps > 0 ? (int)(s->step * BAR_CELLS / s->steps) : 0;
+        close_line(d);
+        printf("%lld [", (long long)s->id);
+        for (int i = 0; i < BAR_CELLS; i++)
+            putchar(i < full ? '#' : '.');
+        printf("] %lld/%lld  loss %s  %s tok/s  attempt %d  eta %s", (long long)s->step, (long long)s->steps, loss,
+               speed, s->attempt, eta);
+        d->line_open = true;
+    } else {
+        printf("step %lld/%lld  loss %s  %s tok/s  attempt %d  eta %s\n", (long long)s->step, (long long)s->steps,
+               loss, speed, s->attempt, eta);
+    }
+    d->last_step = s->step;
+    d->last_print_ns = now;
+    fflush(stdout);
+}
+
+/* Events since the last look; false on failure. */
+static bool print_events(struct display *d, const char *job, struct error *err)
+{
+    for (;;) {
+        struct arena arena;
+        ctl_arena(&arena);
+        Boost__EventsRequest body = BOOST__EVENTS_REQUEST__INIT;
+        body.job = ctl_ref(&arena, job);
+        body.has_after_id = true;
+        body.after_id = d->after_event;
+        Boost__Request request = BOOST__REQUEST__INIT;
+        request.body_case = BOOST__REQUEST__BODY_EVENTS;
+        request.events = &body;
+        Boost__Reply *reply = ctl_call_patient(d->ctl, &request, &arena, err);
+        size_t n = reply && reply->body_case == BOOST__REPLY__BODY_EVENTS ? reply->events->n_events : 0;
+        for (size_t i = 0; i < n; i++) {
+            const Boost__Event *e = reply->events->events[i];
+            close_line(d);
+            printf("%s: ", e->kind ? e->kind : "event");
+            print_safe(stdout, e->text ? e->text : "");
+            putchar('\n');
+            d->after_event = e->id;
+        }
+        arena_free(&arena);
+        fflush(stdout);
+        if (!reply)
+            return false;
+        if (!n)
+            return true;
+    }
+}
+
+static int end_code(const Boost__JobSummary *s)
+{
+    return s->state == BOOST__JOB_STATE__VALUE__COMPLETED ? EXIT_OK : EXIT_JOB_BAD;
+}
+
+static void print_end(struct display *d, const Boost__JobSummary *s)
+{
+    char took[FORMAT_TEXT];
+    close_line(d);
+    printf("job %lld %s after %s: step %lld/%lld", (long long)s->id, state_name(s->state),
+           format_duration(s->elapsed_s, took), (long long)s->step, (long long)s->steps);
+    if (s->has_loss)
+        printf(", loss %.4f", s->loss);
+    if (s->has_eval_loss)
+        printf(", eval loss %.4f", s->eval_loss);
+    if (s->info && *s->info) {
+        printf("; ");
+        print_safe(stdout, s->info);
+    }
+    putchar('\n');
+    fflush(stdout);
+}
+
+int follow_job(struct ctl *ctl, int64_t id, bool display)
+{
+    char job[24];
+    snprintf(job, sizeof job, "%lld", (long long)id);
+    ctl_catch_interrupt();
+    struct display d = {.ctl = ctl, .last_step = -1, .from_step = -1};
+    int64_t version = 0;
+    for (;;) {
+        struct error err;
+        struct arena arena;
+        ctl_arena(&arena);
+        int wait_ms = !display ? LONG_POLL_MS : ctl->tty ? TICK_TTY_MS : TICK_PLAIN_MS;
+        const Boost__WatchReply *w = watch(ctl, job, &version, wait_ms, &arena, &err);
+        bool ok = w && (!display || print_events(&d, job, &err));
+        if (!ok) {
+            arena_free(&arena);
+            if (d.line_open)
+                putchar('\n');
+            return ctl_end_follow(job, &err);
+        }
+        if (display)
+            print_progress(&d, w->summary);
+        if (w->ended) {
+            int code = end_code(w->summary);
+            if (display)
+                print_end(&d, w->summary);
+            else if (code && !ctl->quiet)
+                fprintf(stderr, "boostctl: job %s ended %s: %s\n", job, state_name(w->summary->state),
+                        w->summary->info ? w->summary->info : "");
+            arena_free(&arena);
+            return code;
+        }
+        arena_free(&arena);
+    }
+}
+
+/* ---- boostctl wait ------------------------------------------------------------- */
+
+struct goal {
+    bool step, state_set;
+    long long at_step;
+    Boost__JobState__Value state;
+};
+
+static bool parse_goal(const char *text, struct goal *goal)
+{
+    *goal = (struct goal){0};
+    if (!text)
+        return true;
+    if (!strncmp(text, "step>=", 6)) {
+        goal->step = true;
+        return option_int("wait", "--for=step>=", text + 6, 0, 1LL << 62, &goal->at_step);
+    }
+    goal->state_set = true;
+    if (state_parse(text, &goal->state))
+        return true;
+    ctl_usage("wait", "--for takes a state (RUNNING, COMPLETED, ...) or step>=N, not '%s'", text);
+    return false;
+}
+
+static bool reached(const struct goal *goal, const Boost__WatchReply *w)
+{
+    if (goal->step)
+        return w->summary->has_step && w->summary->step >= goal->at_step;
+    if (goal->state_set)
+        return w->summary->state == goal->state;
+    return w->ended;
+}
+
+/* Until the goal, the job's end or the deadline (monotonic ns, 0 = none). */
+static int wait_for(struct ctl *ctl, const char *job, const struct goal *goal, int64_t deadline)
+{
+    int64_t version = 0;
+    for (;;) {
+        struct error err;
+        struct arena arena;
+        ctl_arena(&arena);
+        int wait_ms = LONG_POLL_MS;
+        if (deadline) {
+            int64_t left = (deadline - clock_mono_ns()) / NS_PER_MS;
+            wait_ms = left < 0 ? 0 : left < wait_ms ? (int)left : wait_ms;
+        }
+        const Boost__WatchReply *w = watch(ctl, job, &version, wait_ms, &arena, &err);
+        int code = -1;
+        if (!w) {
+            code = ctl_end_follow(job, &err);
+        } else if (reached(goal, w)) {
+            code = goal->step || goal->state_set ? EXIT_OK : end_code(w->summary);
+        } else if (w->ended) {
+            fprintf(stderr, "boostctl: job %s ended %s before that\n", job, state_name(w->summary->state));
+            code = EXIT_JOB_BAD;
+        } else if (deadline && clock_mono_ns() >= deadline) {
+            fprintf(stderr, "boostctl: timed out; job %s is %s at step %lld\n", job, state_name(w->summary->state),
+                    (long long)w->summary->step);
+            code = EXIT_TIMED_OUT;
+        }
+        arena_free(&arena);
+        if (code >= 0)
+            return code;
+    }
+}
+
+int verb_wait(struct ctl *ctl, int argc, char **argv)
+{
+    const char *what = NULL, *timeout = NULL;
+    bool help = false;
+    const struct option_row rows[] = {
+        {0, "for", "STATE|step>=N", "what to wait for; default: the end of each job", NULL, &what, NULL},
+        {0, "timeout", "TIME", "give up after 90s, 10m, 1h: exit 7", NULL, &timeout, NULL},
+        {'h', "help", NULL, "this text", &help, NULL, NULL},
+        {0, NULL, NULL, NULL, NULL, NULL, NULL},
+    };
+    int first = options_parse("wait", argc, argv, rows);
+    if (first < 0)
+        return EXIT_USAGE;
+    if (help) {
+        printf("usage: boostctl wait JOB... [options]\n");
+        options_help(rows);
+        return EXIT_OK;
+    }
+    struct goal goal;
+    double seconds = 0;
+    if (first == argc)
+        return ctl_usage("wait", "needs a job");
+    if (!parse_goal(what, &goal))
+        return EXIT_USAGE;
+    if (timeout && !parse_duration(timeout, &seconds))
+        return ctl_usage("wait", "--timeout takes a time like 90s, 10m or 1h, not '%s'", timeout);
+    ctl_catch_interrupt();
+    int64_t deadline = timeout ? clock_mono_ns() + (int64_t)(seconds * 1e9) : 0;
+    ctl->deadline_ns = deadline;
+    int code = EXIT_OK;
+    for (int i = first; i < argc; i++) {
+        int one = wait_for(ctl, argv[i], &goal, deadline);
+        if (one > EXIT_JOB_BAD)
+            return one;
+        code = one ? one : code;
+    }
+    return code;
+}

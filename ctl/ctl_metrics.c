@@ -1,0 +1,233 @@
+/* boostctl metrics: rows, CSV or a plot of what rank 0 reported. */
+#include <locale.h>
+#include <math.h>
+#include <langinfo.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "ctl/ctl.h"
+#include "ctl/format.h"
+#include "ctl/json_out.h"
+#include "ctl/options.h"
+#include "ctl/plot.h"
+
+enum { MAX_NAMES = 32, PLOT_HEIGHT = 16 };
+
+struct metrics_view {
+    struct ctl *ctl;
+    const char *job;
+    long long rank;
+    char *names[MAX_NAMES]; /* empty: all */
+    size_t n_names;
+    bool follow, plot, csv, header_done;
+    struct plot_point *points;
+    size_t n_points, cap_points;
+    double *marks;
+    size_t n_marks;
+    int attempt; /* of the last point */
+    json_t *list;
+};
+
+static const double *value_of(const Boost__MetricRow *row, const char *name)
+{
+    for (size_t i = 0; i < row->n_values; i++)
+        if (!strcmp(row->values[i]->name, name))
+            return &row->values[i]->value;
+    return NULL;
+}
+
+static void add_point(struct metrics_view *v, const Boost__MetricRow *row)
+{
+    const double *y = value_of(row, v->n_names ? v->names[0] : "loss");
+    if (!y)
+        return;
+    if (v->n_points == v->cap_points) {
+        size_t cap = v->cap_points ? 2 * v->cap_points : 1024;
+        struct plot_point *points = realloc(v->points, cap * sizeof *points);
+        double *marks = realloc(v->marks, cap * sizeof *marks);
+        if (!points || !marks)
+            abort();
+        v->points = points;
+        v->marks = marks;
+        v->cap_points = cap;
+    }
+    if (v->n_points && row->attempt != v->attempt)
+        v->marks[v->n_marks++] = (double)row->step;
+    v->attempt = row->attempt;
+    v->points[v->n_points++] = (struct plot_point){(double)row->step, *y};
+}
+
+static void print_csv(struct metrics_view *v, const Boost__MetricRow *row)
+{
+    /* Without --name the columns are those of a training step: a CSV needs fixed ones. */
+    static const char *const usual[] = {"loss", "eval_loss", "lr", "grad_norm", "tokens", "tokens_per_s",
+                                        "step_ms", "comm_ms", "gemm_ms", "data_ms", "skipped"};
+    size_t n = v->n_names ? v->n_names : sizeof usual / sizeof *usual;
+    if (!v->header_done) {
+        printf("attempt,step");
+        for (size_t i = 0; i < n; i++)
+            printf(",%s", v->n_names ? v->names[i] : usual[i]);
+        putchar('\n');
+        v->header_done = true;
+    }
+    printf("%d,%lld", row->attempt, (long long)row->step);
+    for (size_t i = 0; i < n; i++) {
+        const double *value = value_of(row, v->n_names ? v->names[i] : usual[i]);
+        if (value)
+            printf(",%.17g", *value);
+        else
+            putchar(',');
+    }
+    putchar('\n');
+}
+
+static void print_row(const Boost__MetricRow *row)
+{
+    printf("attempt %d  step %-8lld", row->attempt, (long long)row->step);
+    for (size_t i = 0; i < row->n_values; i++)
+        printf("  %s %.6g", row->values[i]->name, row->values[i]->value);
+    putchar('\n');
+}
+
+static void take_row(struct metrics_view *v, const Boost__MetricRow *row)
+{
+    if (v->plot)
+        add_point(v, row);
+    else if (v->csv)
+        print_csv(v, row);
+    else if (v->list)
+        json_array_append_new(v->list, json_metric_row(row));
+    else if (v->ctl->output == OUTPUT_JSON || v->ctl->output == OUTPUT_JSONL)
+        json_emit(json_metric_row(row), true);
+    else
+        print_row(row);
+}
+
+/* All rows from the start; with follow until the job has ended. */
+static int read_rows(struct metrics_view *v)
+{
+    int64_t after = 0;
+    for (;;) {
+        struct error err;
+        struct arena arena;
+        ctl_arena(&arena);
+        Boost__MetricsRequest body = BOOST__METRICS_REQUEST__INIT;
+        body.job = ctl_ref(&arena, v->job);
+        body.n_names = v->n_names;
+        body.names = v->names;
+        body.has_rank = body.has_after_row = body.has_wait_ms = true;
+        body.rank = (int32_t)v->rank;
+        body.after_row = after;
+        body.wait_ms = v->follow ? LONG_POLL_MS : 0;
+        Boost__Request request = BOOST__REQUEST__INIT;
+        request.body_case = BOOST__REQUEST__BODY_METRICS;
+        request.metrics = &body;
+        Boost__Reply *reply = v->follow ? ctl_call_patient(v->ctl, &request, &arena, &err)
+                                        : ctl_call(v->ctl, &request, &arena, &err);
+        if (!reply || reply->body_case != BOOST__REPLY__BODY_METRICS) {
+            int code = v->follow && !reply ? ctl_end_follow(v->job, &err) : ctl_fail(&err);
+            arena_free(&arena);
+            return code;
+        }
+        size_t n = reply->metrics->n_rows;
+        bool ended = reply->metrics->job_ended;
+        for (size_t i = 0; i < n; i++) {
+            after = reply->metrics->rows[i]->row;
+            take_row(v, reply->metrics->rows[i]);
+        }
+        fflush(stdout);
+        arena_free(&arena);
+        if (!n && (!v->follow || ended))
+            return EXIT_OK;
+    }
+}
+
+static void print_plot(struct metrics_view *v)
+{
+    struct winsize size;
+    int width = 72;
+    if (v->ctl->tty && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 40)
+        width = size.ws_col - 12 < 120 ? size.ws_col - 12 : 120;
+    setlocale(LC_CTYPE, "");
+    bool unicode = !strcmp(nl_langinfo(CODESET), "UTF-8");
+    plot_print(stdout, v->n_names ? v->names[0] : "loss", v->points, v->n_points, v->marks, v->n_marks, width,
+               PLOT_HEIGHT, unicode);
+}
+
+static bool split_names(struct metrics_view *v, char *list)
+{
+    char *word;
+    while ((word = strsep(&list, ","))) {
+        if (!*word)
+            continue;
+        if (v->n_names == MAX_NAMES) {
+            ctl_usage("metrics", "--name takes at most %d names", MAX_NAMES);
+            return false;
+        }
+        v->names[v->n_names++] = word;
+    }
+    return true;
+}
+
+int verb_metrics(struct ctl *ctl, int argc, char **argv)
+{
+    struct metrics_view v = {.ctl = ctl};
+    bool help = false;
+    const char *names = NULL, *rank = NULL, *tensorboard = NULL, *output = NULL;
+    const struct option_row rows[] = {
+        {0, "name", "A,B", "only these: loss, eval_loss, lr, grad_norm, tokens_per_s, step_ms, comm_ms, ...", NULL,
+         &names, NULL},
+        {0, "rank", "R", "of this rank (0); others report timings only", NULL, &rank, NULL},
+        {'f', "follow", NULL, "go on until the job has ended", &v.follow, NULL, NULL},
+        {0, "plot", NULL, "draw the first name (loss) over the steps", &v.plot, NULL, NULL},
+        {'o', "output", "csv", "comma-separated values", NULL, &output, NULL},
+        {0, "tensorboard", "DIR", "not built in this version", NULL, &tensorboard, NULL},
+        {'h', "help", NULL, "this text", &help, NULL, NULL},
+        {0, NULL, NULL, NULL, NULL, NULL, NULL},
+    };
+    int first = options_parse("metrics", argc, argv, rows);
+    if (first < 0)
+        return EXIT_USAGE;
+    if (help) {
+        printf("usage: boostctl metrics JOB [options]\n");
+        options_help(rows);
+        return EXIT_OK;
+    }
+    if (tensorboard) {
+        fprintf(stderr, "boostctl: metrics --tensorboard is not built in this version\n  hint: use -o csv\n");
+        return EXIT_REFUSED;
+    }
+    if (output && strcmp(output, "csv") != 0)
+        return ctl_usage("metrics", "-o takes csv here, not '%s' (json goes before the command)", output);
+    if (argc - first != 1)
+        return ctl_usage("metrics", "takes one job");
+    if (rank && !option_int("metrics", "--rank", rank, 0, 65535, &v.rank))
+        return EXIT_USAGE;
+    char *copy = names ? strdup(names) : NULL;
+    if (names && (!copy || !split_names(&v, copy))) {
+        free(copy);
+        return EXIT_USAGE;
+    }
+    v.csv = output != NULL;
+    v.job = argv[first];
+    if (ctl->output == OUTPUT_JSON && !v.follow && !v.plot && !v.csv)
+        v.list = json_array();
+    if (v.follow)
+        ctl_catch_interrupt();
+    int code = read_rows(&v);
+    if (!code && v.plot)
+        print_plot(&v);
+    if (v.list && !code) {
+        json_t *document = json_document("boost.metrics/1");
+        json_put(document, "metrics", json_incref(v.list));
+        json_emit(document, false);
+    }
+    json_decref(v.list);
+    free(v.points);
+    free(v.marks);
+    free(copy);
+    return code;
+}

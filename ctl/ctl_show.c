@@ -1,0 +1,356 @@
+/* boostctl show, ckpt and node: one thing in detail. */
+#include <stdio.h>
+#include <string.h>
+
+#include "ctl/ctl.h"
+#include "ctl/format.h"
+#include "ctl/json_out.h"
+#include "ctl/options.h"
+#include "proto/base/clock.h"
+#include "proto/text.h"
+
+static const char *enum_name(const ProtobufCEnumDescriptor *type, int value)
+{
+    const ProtobufCEnumValue *v = protobuf_c_enum_descriptor_get_value(type, value);
+    return v ? v->name : "UNKNOWN";
+}
+
+static void line(const char *label, const char *text)
+{
+    if (!text || !*text)
+        return;
+    printf("%-12s ", label);
+    print_safe(stdout, text);
+    putchar('\n');
+}
+
+static void show_summary(const struct ctl *ctl, const Boost__ShowReply *r)
+{
+    const Boost__JobSummary *s = r->summary;
+    char text[256], a[FORMAT_TEXT], when[CLOCK_TEXT];
+    printf("%sjob %lld%s  ", ctl->color ? "\033[1m" : "", (long long)s->id, ctl->color ? "\033[0m" : "");
+    print_safe(stdout, s->name);
+    putchar('\n');
+    snprintf(text, sizeof text, "%s%s%s", state_name(s->state), *reason_name(s->reason) ? " " : "",
+             reason_name(s->reason));
+    line("state", text);
+    line("info", s->info);
+    line("reason", r->reason_text);
+    line("user", s->user);
+    snprintf(text, sizeof text, "%d", s->priority);
+    line("priority", text);
+    if (s->has_step) {
+        int used = snprintf(text, sizeof text, "%lld/%lld", (long long)s->step, (long long)s->steps);
+        if (s->has_loss)
+            used += snprintf(text + used, sizeof text - (size_t)used, "  loss %.4f", s->loss);
+        if (s->has_eval_loss)
+            used += snprintf(text + used, sizeof text - (size_t)used, "  eval %.4f", s->eval_loss);
+        if (s->has_tokens_per_s)
+            snprintf(text + used, sizeof text - (size_t)used, "  %s tok/s", format_count(s->tokens_per_s, a));
+        line("step", text);
+    }
+    if (s->has_submitted_wall_ns)
+        line("submitted", clock_rfc3339(s->submitted_wall_ns, when));
+    if (s->has_ended_wall_ns && s->ended_wall_ns)
+        line("ended", clock_rfc3339(s->ended_wall_ns, when));
+    if (s->has_elapsed_s)
+        line("elapsed", format_duration(s->elapsed_s, a));
+    int max = r->resolved && r->resolved->restart ? r->resolved->restart->max_restarts : 0;
+    snprintf(text, sizeof text, "%d of %d used", r->restarts_used, max);
+    line("restarts", text);
+}
+
+static void show_attempts(const struct ctl *ctl, const Boost__ShowReply *r)
+{
+    if (!r->n_attempts)
+        return;
+    static const char *const headers[] = {"ATTEMPT", "FROM", "TO", "START", "RAN", "NODES", "END"};
+    struct table *t = table_new(7, headers, "rrrlrll");
+    printf("\nattempts\n");
+    for (size_t i = 0; i < r->n_attempts; i++) {
+        const Boost__AttemptInfo *a = r->attempts[i];
+        char when[CLOCK_TEXT], ran[FORMAT_TEXT] = "-", nodes[512] = "";
+        bool ended = a->has_end_wall_ns && a->end_wall_ns;
+        if (a->start_wall_ns)
+            format_duration((double)((ended ? a->end_wall_ns : clock_wall_ns()) - a->start_wall_ns) / 1e9, ran);
+        for (size_t n = 0, used = 0; n < a->n_nodes && used < sizeof nodes - 1; n++)
+            used += (size_t)snprintf(nodes + used, sizeof nodes - used, "%s%s", n ? "," : "", a->nodes[n]);
+        table_cell(t, "%d", a->attempt);
+        table_cell(t, "%lld", (long long)a->from_step);
+        table_cell(t, "%lld", (long long)a->to_step);
+        table_cell(t, "%s", a->start_wall_ns ? clock_rfc3339(a->start_wall_ns, when) : "-");
+        table_cell(t, "%s", ran);
+        table_cell(t, "%s", nodes);
+        table_cell(t, "%s%s%s", ended ? reason_name(a->reason) : "live", a->text && *a->text ? ": " : "",
+                   a->text ? a->text : "");
+    }
+    table_print(t, stdout, ctl->color, 2);
+    table_free(t);
+}
+
+static void checkpoint_table(const struct ctl *ctl, Boost__CheckpointInfo *const *list, size_t n, int indent)
+{
+    static const char *const headers[] = {"STEP", "ATT", "STATE", "SHARDS", "SIZE", "TIME", "PATH", "NOTE"};
+    struct table *t = table_new(8, headers, "rrlrrlll");
+    for (size_t i = 0; i < n; i++) {
+        const Boost__CheckpointInfo *c = list[i];
+        char size[FORMAT_TEXT], when[CLOCK_TEXT];
+        table_cell(t, "%lld", (long long)c->step);
+        table_cell(t, "%d", c->attempt);
+        table_cell(t, "%s", enum_name(&boost__checkpoint_state__value__descriptor, (int)c->state));
+        table_cell(t, "%d/%d", c->shards, c->world);
+        table_cell(t, "%s", format_bytes(c->bytes, size));
+        table_cell(t, "%s", c->wall_ns ? clock_rfc3339(c->wall_ns, when) : "-");
+        table_cell(t, "%s", c->path ? c->path : "");
+        table_cell(t, "%s", c->note ? c->note : "");
+    }
+    table_print(t, stdout, ctl->color, indent);
+    table_free(t);
+}
+
+static void show_waits(const Boost__ShowReply *r)
+{
+    for (size_t i = 0; i < r->n_waits; i++) {
+        char a[FORMAT_TEXT], b[FORMAT_TEXT];
+        const Boost__WaitInfo *w = r->waits[i];
+        printf("%s%-10s ", i ? "" : "\nwaiting for\n", "");
+        print_safe(stdout, w->name ? w->name : "");
+        printf(", %s so far", format_duration(w->elapsed_s, a));
+        if (w->has_limit_s)
+            printf(" of %s", format_duration(w->limit_s, b));
+        putchar('\n');
+    }
+}
+
+static void show_goodput(const Boost__Goodput *g)
+{
+    if (!g)
+        return;
+    char a[FORMAT_TEXT], b[FORMAT_TEXT], c[FORMAT_TEXT], d[FORMAT_TEXT], e[FORMAT_TEXT];
+    double lost = g->detection_s + g->restart_s + g->replay_s;
+    double total = g->productive_s + lost;
+    printf("\ngoodput      %.1f%%: productive %s, detection %s, restart %s, replay %s, queue %s\n",
+           total > 0 ? 100 * g->productive_s / total : 100.0, format_duration(g->productive_s, a),
+           format_duration(g->detection_s, b), format_duration(g->restart_s, c), format_duration(g->replay_s, d),
+           format_duration(g->queue_s, e));
+}
+
+static void show_events(const Boost__ShowReply *r)
+{
+    if (r->n_events)
+        printf("\nlast events\n");
+    for (size_t i = 0; i < r->n_events; i++) {
+        char when[CLOCK_TEXT];
+        printf("  %s  %-12s ", clock_rfc3339(r->events[i]->wall_ns, when), r->events[i]->kind);
+        print_safe(stdout, r->events[i]->text ? r->events[i]->text : "");
+        putchar('\n');
+    }
+}
+
+static void show_spec(const Boost__ShowReply *r)
+{
+    struct buffer text;
+    buffer_init(&text, LIMIT_FRAME);
+    if (r->resolved && !text_write(&r->resolved->base, &text, NULL)) {
+        printf("\nresolved spec\n");
+        print_safe(stdout, (const char *)text.data);
+    }
+    buffer_free(&text);
+}
+
+/* A request with one job and one reply: the common part of show and ckpt ls. */
+static Boost__Reply *ask(struct ctl *ctl, Boost__Request *request, Boost__Reply__BodyCase want, struct arena *arena,
+                         int *code)
+{
+    struct error err;
+    Boost__Reply *reply = ctl_call(ctl, request, arena, &err);
+    if (reply && reply->body_case != want) {
+        error_set(&err, ERR_PROTOCOL, "boostd answered with something else");
+        reply = NULL;
+    }
+    *code = reply ? EXIT_OK : ctl_fail(&err);
+    return reply;
+}
+
+int verb_show(struct ctl *ctl, int argc, char **argv)
+{
+    bool help = false;
+    const struct option_row rows[] = {
+        {'h', "help", NULL, "this text", &help, NULL, NULL},
+        {0, NULL, NULL, NULL, NULL, NULL, NULL},
+    };
+    int first = options_parse("show", argc, argv, rows);
+    if (first < 0)
+        return EXIT_USAGE;
+    if (help) {
+        printf("usage: boostctl show JOB\n");
+        options_help(rows);
+        return EXIT_OK;
+    }
+    if (argc - first != 1)
+        return ctl_usage("show", "takes one job");
+    struct arena arena;
+    ctl_arena(&arena);
+    Boost__ShowRequest body = BOOST__SHOW_REQUEST__INIT;
+    body.job = ctl_ref(&arena, argv[first]);
+    Boost__Request request = BOOST__REQUEST__INIT;
+    request.body_case = BOOST__REQUEST__BODY_SHOW;
+    request.show = &body;
+    int code;
+    Boost__Reply *reply = ask(ctl, &request, BOOST__REPLY__BODY_SHOW, &arena, &code);
+    if (reply && (ctl->output == OUTPUT_JSON || ctl->output == OUTPUT_JSONL)) {
+        json_emit(json_show(reply->show), ctl->output == OUTPUT_JSONL);
+    } else if (reply && ctl->output == OUTPUT_NAME) {
+        printf("%lld\n", (long long)reply->show->summary->id);
+    } else if (reply) {
+        const Boost__ShowReply *r = reply->show;
+        show_summary(ctl, r);
+        show_waits(r);
+        show_attempts(ctl, r);
+        if (r->n_checkpoints) {
+            printf("\ncheckpoints\n");
+            checkpoint_table(ctl, r->checkpoints, r->n_checkpoints, 2);
+        }
+        show_goodput(r->goodput);
+        show_events(r);
+        show_spec(r);
+    }
+    arena_free(&arena);
+    return code;
+}
+
+int verb_ckpt(struct ctl *ctl, int argc, char **argv)
+{
+    bool help = false;
+    const struct option_row rows[] = {
+        {'h', "help", NULL, "this text", &help, NULL, NULL},
+        {0, NULL, NULL, NULL, NULL, NULL, NULL},
+    };
+    int first = options_parse("ckpt", argc, argv, rows);
+    if (first < 0)
+        return EXIT_USAGE;
+    if (help) {
+        printf("usage: boostctl ckpt ls JOB\n");
+        options_help(rows);
+        return EXIT_OK;
+    }
+    if (first < argc && strcmp(argv[first], "ls") != 0) {
+        static const char *const later[] = {"verify", "pin", "rm", "export", "import", "convert"};
+        for (size_t i = 0; i < sizeof later / sizeof *later; i++)
+            if (!strcmp(argv[first], later[i])) {
+                fprintf(stderr, "boostctl: 'ckpt %s' is not built in this version\n", argv[first]);
+                return EXIT_REFUSED;
+            }
+        return ctl_usage("ckpt", "unknown command '%s'", argv[first]);
+    }
+    if (argc - first != 2)
+        return ctl_usage("ckpt", "takes: ckpt ls JOB");
+    struct arena arena;
+    ctl_arena(&arena);
+    Boost__CheckpointsRequest body = BOOST__CHECKPOINTS_REQUEST__INIT;
+    body.job = ctl_ref(&arena, argv[first + 1]);
+    Boost__Request request = BOOST__REQUEST__INIT;
+    request.body_case = BOOST__REQUEST__BODY_CHECKPOINTS;
+    request.checkpoints = &body;
+    int code;
+    Boost__Reply *reply = ask(ctl, &request, BOOST__REPLY__BODY_CHECKPOINTS, &arena, &code);
+    if (reply) {
+        const Boost__CheckpointsReply *r = reply->checkpoints;
+        json_t *list = json_array();
+        for (size_t i = 0; i < r->n_checkpoints; i++)
+            json_array_append_new(list, json_checkpoint(r->checkpoints[i]));
+        if (ctl->output == OUTPUT_JSON || ctl->output == OUTPUT_JSONL) {
+            json_t *document = json_document("boost.checkpoints/1");
+            json_put(document, "job", json_integer(r->job));
+            json_put(document, "checkpoints", json_incref(list));
+            json_emit(document, ctl->output == OUTPUT_JSONL);
+        } else if (ctl->output == OUTPUT_NAME) {
+            for (size_t i = 0; i < r->n_checkpoints; i++)
+                printf("%s\n", r->checkpoints[i]->path);
+        } else {
+            checkpoint_table(ctl, r->checkpoints, r->n_checkpoints, 0);
+        }
+        json_decref(list);
+    }
+    arena_free(&arena);
+    return code;
+}
+
+static void node_table(const struct ctl *ctl, const Boost__NodesReply *r)
+{
+    static const char *const headers[] = {"NODE", "STATE", "ADMIN", "DEVICES", "KIND", "MEMORY", "SEEN", "JOBS", "INFO"};
+    struct table *t = table_new(9, headers, "lllrlrrll");
+    for (size_t i = 0; i < r->n_nodes; i++) {
+        const Boost__NodeInfo *n = r->nodes[i];
+        char memory[FORMAT_TEXT], seen[FORMAT_TEXT], jobs[256] = "";
+        for (size_t j = 0, used = 0; j < n->n_jobs && used < sizeof jobs - 1; j++)
+            used += (size_t)snprintf(jobs + used, sizeof jobs - used, "%s%lld", j ? "," : "", (long long)n->jobs[j]);
+        const char *admin = enum_name(&boost__node_admin__value__descriptor, (int)n->admin);
+        table_cell(t, "%s", n->name ? n->name : "");
+        table_cell(t, "%s", enum_name(&boost__node_liveness__value__descriptor, (int)n->liveness));
+        table_color(t, n->liveness == BOOST__NODE_LIVENESS__VALUE__UP ? "\033[32m" : "\033[31m");
+        table_cell(t, "%s", n->admin ? admin : "-");
+        table_cell(t, "%d/%d busy", n->devices_busy, n->devices);
+        table_cell(t, "%s", n->device_kind ? n->device_kind : "");
+        table_cell(t, "%s", format_bytes(n->memory_mib << 20, memory));
+        table_cell(t, "%s", n->has_last_seen_s ? format_duration(n->last_seen_s, seen) : "-");
+        table_cell(t, "%s", *jobs ? jobs : "-");
+        table_cell(t, "%s", n->reason ? n->reason : "");
+    }
+    table_print(t, stdout, ctl->color, 0);
+    table_free(t);
+}
+
+int verb_node(struct ctl *ctl, int argc, char **argv)
+{
+    bool help = false;
+    const struct option_row rows[] = {
+        {'h', "help", NULL, "this text", &help, NULL, NULL},
+        {0, NULL, NULL, NULL, NULL, NULL, NULL},
+    };
+    int first = options_parse("node", argc, argv, rows);
+    if (first < 0)
+        return EXIT_USAGE;
+    if (help) {
+        printf("usage: boostctl node ls\n");
+        options_help(rows);
+        return EXIT_OK;
+    }
+    if (first < argc && strcmp(argv[first], "ls") != 0) {
+        static const char *const later[] = {"show", "cordon", "drain", "resume"};
+        for (size_t i = 0; i < sizeof later / sizeof *later; i++)
+            if (!strcmp(argv[first], later[i])) {
+                fprintf(stderr, "boostctl: 'node %s' is not built in this version\n", argv[first]);
+                return EXIT_REFUSED;
+            }
+        return ctl_usage("node", "unknown command '%s'", argv[first]);
+    }
+    if (argc - first != 1)
+        return ctl_usage("node", "takes: node ls");
+    struct arena arena;
+    ctl_arena(&arena);
+    Boost__NodesRequest body = BOOST__NODES_REQUEST__INIT;
+    Boost__Request request = BOOST__REQUEST__INIT;
+    request.body_case = BOOST__REQUEST__BODY_NODES;
+    request.nodes = &body;
+    int code;
+    Boost__Reply *reply = ask(ctl, &request, BOOST__REPLY__BODY_NODES, &arena, &code);
+    if (reply) {
+        const Boost__NodesReply *r = reply->nodes;
+        if (ctl->output == OUTPUT_JSON || ctl->output == OUTPUT_JSONL) {
+            json_t *document = json_document("boost.nodes/1");
+            json_t *list = json_array();
+            for (size_t i = 0; i < r->n_nodes; i++)
+                json_array_append_new(list, json_node(r->nodes[i]));
+            json_put(document, "nodes", list);
+            json_emit(document, ctl->output == OUTPUT_JSONL);
+        } else if (ctl->output == OUTPUT_NAME) {
+            for (size_t i = 0; i < r->n_nodes; i++)
+                printf("%s\n", r->nodes[i]->name);
+        } else {
+            node_table(ctl, r);
+        }
+    }
+    arena_free(&arena);
+    return code;
+}

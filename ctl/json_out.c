@@ -1,0 +1,266 @@
+/* json_out.h */
+#include "ctl/json_out.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ctl/format.h"
+#include "proto/base/clock.h"
+#include "proto/json.h"
+
+json_t *json_document(const char *schema)
+{
+    json_t *object = json_object();
+    json_put(object, "schema", json_string(schema));
+    return object;
+}
+
+void json_put(json_t *object, const char *key, json_t *value)
+{
+    if (value)
+        json_object_set_new(object, key, value);
+}
+
+/* Length of the well-formed UTF-8 sequence at s[0..len), 0 when there is none (overlong
+ * forms, surrogates and numbers above U+10FFFF are not well formed). */
+static size_t sequence(const unsigned char *s, size_t len)
+{
+    if (s[0] < 0x80)
+        return 1;
+    size_t need = s[0] >= 0xc2 && s[0] <= 0xdf ? 2 : (s[0] & 0xf0) == 0xe0 ? 3 : s[0] >= 0xf0 && s[0] <= 0xf4 ? 4 : 0;
+    if (!need || need > len)
+        return 0;
+    for (size_t i = 1; i < need; i++)
+        if ((s[i] & 0xc0) != 0x80)
+            return 0;
+    if ((s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] > 0x9f) || (s[0] == 0xf0 && s[1] < 0x90) ||
+        (s[0] == 0xf4 && s[1] > 0x8f))
+        return 0;
+    return need;
+}
+
+json_t *json_bytes(const void *data, size_t len)
+{
+    const unsigned char *s = data;
+    char *clean = malloc(3 * len + 1);
+    if (!clean)
+        return NULL;
+    size_t used = 0;
+    for (size_t i = 0; i < len;) {
+        size_t n = sequence(s + i, len - i);
+        if (n) {
+            memcpy(clean + used, s + i, n);
+            used += n;
+        } else {
+            memcpy(clean + used, "\xef\xbf\xbd", 3); /* U+FFFD */
+            used += 3;
+        }
+        i += n ? n : 1;
+    }
+    json_t *value = json_stringn_nocheck(clean, used);
+    free(clean);
+    return value;
+}
+
+json_t *json_text(const char *s)
+{
+    return s ? json_bytes(s, strlen(s)) : json_string("");
+}
+
+json_t *json_time(int64_t wall_ns)
+{
+    char text[CLOCK_TEXT];
+    return json_string(clock_rfc3339(wall_ns, text));
+}
+
+json_t *json_number(double v)
+{
+    return isfinite(v) ? json_real(v) : NULL;
+}
+
+static json_t *text_list(char *const *items, size_t n)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < n; i++)
+        json_array_append_new(list, json_text(items[i]));
+    return list;
+}
+
+json_t *json_summary(const Boost__JobSummary *s)
+{
+    json_t *o = json_object();
+    json_put(o, "id", json_integer(s->id));
+    json_put(o, "name", json_text(s->name));
+    json_put(o, "state", json_string(state_name(s->state)));
+    json_put(o, "reason", json_string(reason_name(s->reason)));
+    json_put(o, "info", json_text(s->info));
+    json_put(o, "user", json_text(s->user));
+    json_put(o, "priority", json_integer(s->priority));
+    if (s->has_step)
+        json_put(o, "step", json_integer(s->step));
+    json_put(o, "steps", json_integer(s->steps));
+    if (s->has_loss)
+        json_put(o, "loss", json_number(s->loss));
+    if (s->has_eval_loss)
+        json_put(o, "eval_loss", json_number(s->eval_loss));
+    if (s->has_tokens_per_s)
+        json_put(o, "tokens_per_s", json_number(s->tokens_per_s));
+    if (s->has_attempt)
+        json_put(o, "attempt", json_integer(s->attempt));
+    json_put(o, "restarts", json_integer(s->restarts));
+    json_put(o, "devices", json_integer(s->devices));
+    json_put(o, "nodes", text_list(s->nodes, s->n_nodes));
+    if (s->has_elapsed_s)
+        json_put(o, "elapsed_s", json_number(s->elapsed_s));
+    if (s->has_last_checkpoint_step)
+        json_put(o, "last_checkpoint_step", json_integer(s->last_checkpoint_step));
+    if (s->has_submitted_wall_ns)
+        json_put(o, "submitted", json_time(s->submitted_wall_ns));
+    if (s->has_ended_wall_ns)
+        json_put(o, "ended", json_time(s->ended_wall_ns));
+    return o;
+}
+
+json_t *json_event(const Boost__Event *e)
+{
+    json_t *o = json_object();
+    json_put(o, "id", json_integer(e->id));
+    json_put(o, "time", json_time(e->wall_ns));
+    if (e->has_job && e->job)
+        json_put(o, "job", json_integer(e->job));
+    if (e->has_attempt && e->attempt)
+        json_put(o, "attempt", json_integer(e->attempt));
+    if (e->node && *e->node)
+        json_put(o, "node", json_text(e->node));
+    json_put(o, "actor", json_text(e->actor));
+    json_put(o, "kind", json_text(e->kind));
+    json_put(o, "text", json_text(e->text));
+    return o;
+}
+
+static const char *enum_name(const ProtobufCEnumDescriptor *type, int value)
+{
+    const ProtobufCEnumValue *v = protobuf_c_enum_descriptor_get_value(type, value);
+    return v ? v->name : "UNKNOWN";
+}
+
+json_t *json_checkpoint(const Boost__CheckpointInfo *c)
+{
+    json_t *o = json_object();
+    json_put(o, "step", json_integer(c->step));
+    json_put(o, "attempt", json_integer(c->attempt));
+    json_put(o, "state", json_string(enum_name(&boost__checkpoint_state__value__descriptor, (int)c->state)));
+    json_put(o, "path", json_text(c->path));
+    json_put(o, "shards", json_integer(c->shards));
+    json_put(o, "world", json_integer(c->world));
+    json_put(o, "bytes", json_integer(c->bytes));
+    if (c->has_wall_ns && c->wall_ns)
+        json_put(o, "time", json_time(c->wall_ns));
+    if (c->note && *c->note)
+        json_put(o, "note", json_text(c->note));
+    return o;
+}
+
+json_t *json_metric_row(const Boost__MetricRow *r)
+{
+    json_t *o = json_object();
+    json_put(o, "attempt", json_integer(r->attempt));
+    json_put(o, "step", json_integer(r->step));
+    json_put(o, "time", json_time(r->wall_ns));
+    for (size_t i = 0; i < r->n_values; i++)
+        json_put(o, r->values[i]->name, json_number(r->values[i]->value));
+    return o;
+}
+
+json_t *json_node(const Boost__NodeInfo *n)
+{
+    json_t *o = json_object();
+    json_put(o, "name", json_text(n->name));
+    json_put(o, "state", json_string(enum_name(&boost__node_liveness__value__descriptor, (int)n->liveness)));
+    json_put(o, "admin", json_string(enum_name(&boost__node_admin__value__descriptor, (int)n->admin)));
+    json_put(o, "reason", json_text(n->reason));
+    json_put(o, "device_kind", json_text(n->device_kind));
+    json_put(o, "devices", json_integer(n->devices));
+    json_put(o, "devices_busy", json_integer(n->devices_busy));
+    json_put(o, "memory_mib", json_integer(n->memory_mib));
+    json_t *jobs = json_array();
+    for (size_t i = 0; i < n->n_jobs; i++)
+        json_array_append_new(jobs, json_integer(n->jobs[i]));
+    json_put(o, "jobs", jobs);
+    if (n->has_last_seen_s)
+        json_put(o, "last_seen_s", json_number(n->last_seen_s));
+    json_put(o, "version", json_text(n->version));
+    if (n->address && *n->address)
+        json_put(o, "address", json_text(n->address));
+    return o;
+}
+
+static json_t *attempt_object(const Boost__AttemptInfo *a)
+{
+    json_t *o = json_object();
+    json_put(o, "attempt", json_integer(a->attempt));
+    json_put(o, "from_step", json_integer(a->from_step));
+    if (a->has_to_step)
+        json_put(o, "to_step", json_integer(a->to_step));
+    json_put(o, "nodes", text_list(a->nodes, a->n_nodes));
+    if (a->has_start_wall_ns && a->start_wall_ns)
+        json_put(o, "start", json_time(a->start_wall_ns));
+    if (a->has_end_wall_ns && a->end_wall_ns)
+        json_put(o, "end", json_time(a->end_wall_ns));
+    json_put(o, "reason", json_string(reason_name(a->reason)));
+    json_put(o, "text", json_text(a->text));
+    return o;
+}
+
+json_t *json_show(const Boost__ShowReply *r)
+{
+    json_t *o = json_document("boost.show/1");
+    json_put(o, "job", json_summary(r->summary));
+    json_put(o, "reason_text", json_text(r->reason_text));
+    json_put(o, "restarts_used", json_integer(r->restarts_used));
+    json_t *list = json_array();
+    for (size_t i = 0; i < r->n_attempts; i++)
+        json_array_append_new(list, attempt_object(r->attempts[i]));
+    json_put(o, "attempts", list);
+    list = json_array();
+    for (size_t i = 0; i < r->n_checkpoints; i++)
+        json_array_append_new(list, json_checkpoint(r->checkpoints[i]));
+    json_put(o, "checkpoints", list);
+    list = json_array();
+    for (size_t i = 0; i < r->n_waits; i++) {
+        json_t *wait = json_object();
+        json_put(wait, "name", json_text(r->waits[i]->name));
+        json_put(wait, "elapsed_s", json_number(r->waits[i]->elapsed_s));
+        if (r->waits[i]->has_limit_s)
+            json_put(wait, "limit_s", json_number(r->waits[i]->limit_s));
+        json_array_append_new(list, wait);
+    }
+    json_put(o, "waits", list);
+    if (r->goodput) {
+        json_t *g = json_object();
+        json_put(g, "productive_s", json_number(r->goodput->productive_s));
+        json_put(g, "detection_s", json_number(r->goodput->detection_s));
+        json_put(g, "restart_s", json_number(r->goodput->restart_s));
+        json_put(g, "replay_s", json_number(r->goodput->replay_s));
+        json_put(g, "queue_s", json_number(r->goodput->queue_s));
+        json_put(o, "goodput", g);
+    }
+    list = json_array();
+    for (size_t i = 0; i < r->n_events; i++)
+        json_array_append_new(list, json_event(r->events[i]));
+    json_put(o, "events", list);
+    if (r->spec)
+        json_put(o, "spec", json_tree(&r->spec->base));
+    if (r->resolved)
+        json_put(o, "resolved", json_tree(&r->resolved->base));
+    return o;
+}
+
+void json_emit(json_t *value, bool one_line)
+{
+    json_dumpf(value, stdout, (one_line ? JSON_COMPACT : JSON_INDENT(2)) | JSON_REAL_PRECISION(17));
+    putchar('\n');
+    json_decref(value);
+}
