@@ -87,7 +87,7 @@ int verb_convert(struct ctl *ctl, int argc, char **argv); /* encode decode */
 int verb_ping(struct ctl *ctl, int argc, char **argv);
 int verb_version(struct ctl *ctl, int argc, char **argv);
 
-/* submit --follow and --wait: until the job has ended; returns the exit code. */
-int follow_job(struct ctl *ctl, int64_t job, bool display);
+/* submit --follow and --wait, wait --follow: until the job (a JobRef) has ended; returns the exit code. */
+int follow_job(struct ctl *ctl, const char *job, bool display);
 
 #endif

@@ -150,10 +150,8 @@ static void print_end(struct display *d, const Boost__JobSummary *s)
     fflush(stdout);
 }
 
-int follow_job(struct ctl *ctl, int64_t id, bool display)
+int follow_job(struct ctl *ctl, const char *job, bool display)
 {
-    char job[24];
-    snprintf(job, sizeof job, "%lld", (long long)id);
     ctl_catch_interrupt();
     struct display d = {.ctl = ctl, .last_step = -1, .from_step = -1};
     int64_t version = 0;
@@ -255,8 +253,9 @@ static int wait_for(struct ctl *ctl, const char *job, const struct goal *goal, i
 int verb_wait(struct ctl *ctl, int argc, char **argv)
 {
     const char *what = NULL, *timeout = NULL;
-    bool help = false;
+    bool help = false, follow = false;
     const struct option_row rows[] = {
+        {0, "follow", NULL, "one job: progress, loss and events until it has ended", &follow, NULL, NULL},
         {0, "for", "STATE|step>=N", "what to wait for; default: the end of each job", NULL, &what, NULL},
         {0, "timeout", "TIME", "give up after 90s, 10m, 1h: exit 7", NULL, &timeout, NULL},
         {'h', "help", NULL, "this text", &help, NULL, NULL},
@@ -274,6 +273,10 @@ int verb_wait(struct ctl *ctl, int argc, char **argv)
     double seconds = 0;
     if (first == argc)
         return ctl_usage("wait", "needs a job");
+    if (follow && (what || timeout || argc - first > 1))
+        return ctl_usage("wait", "--follow takes one job and neither --for nor --timeout");
+    if (follow)
+        return follow_job(ctl, argv[first], true);
     if (!parse_goal(what, &goal))
         return EXIT_USAGE;
     if (timeout && !parse_duration(timeout, &seconds))

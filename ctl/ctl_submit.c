@@ -114,7 +114,9 @@ static int send_spec(struct ctl *ctl, struct job_file *file, const struct submit
         code = print_dry_run(ctl, reply->submit, &err);
     } else {
         print_submitted(ctl, reply->submit, o, file->format);
-        code = o->follow || o->wait ? follow_job(ctl, reply->submit->job, o->follow) : EXIT_OK;
+        char job[24];
+        snprintf(job, sizeof job, "%lld", (long long)reply->submit->job);
+        code = o->follow || o->wait ? follow_job(ctl, job, o->follow) : EXIT_OK;
     }
     arena_free(&arena);
     return code;
