@@ -163,7 +163,7 @@ struct store_writer {
 MUST_USE int store_writer_start(struct store_writer *w, const char *thread_name, struct error *err);
 /* Commits what waits (gives up on a failing disk after STORE_CLOSE_MS), answers all of it, joins, closes db.
  * Also of one that never started. */
-enum { STORE_CLOSE_MS = 5000 };
+enum { STORE_CLOSE_MS = 3000 };
 void store_writer_stop(struct store_writer *w);
 /* Queues work, or answers it at once with an error when the queue is full or the writer has stopped. */
 void store_writer_add(struct store_writer *w, struct store_work *work);
