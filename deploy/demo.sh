@@ -92,8 +92,8 @@ steps=$("$bin/boostctl" -o jsonl status "$job" | sed -n 's/.*"steps":\([0-9]*\).
 say "follow it; half-way, at step $((steps / 2)), one worker is killed with SIGKILL"
 (
     "$bin/boostctl" -q wait "$job" --for="step>=$((steps / 2))" --timeout 10m >/dev/null || exit 1
-    # the first word of a rank's identity file is its pid
-    read -r pid _ <"$dir/agent/attempts/$job.1/rank-1.pid" || exit 1
+    # a rank's identity: boot id, pid, start time
+    read -r _ pid _ <"$dir/agent/attempts/$job.1/rank-1.pid" || exit 1
     printf '\n== SIGKILL to rank 1 (pid %s)\n' "$pid"
     kill -9 "$pid"
 ) &
