@@ -46,7 +46,7 @@ struct compare_sink {
 static void compare_append(ProtobufCBuffer *base, size_t len, const uint8_t *data)
 {
     struct compare_sink *sink = (struct compare_sink *)base;
-    if (sink->want->len - sink->at < len || memcmp(sink->want->data + sink->at, data, len) != 0)
+    if (sink->want->len - sink->at < len || (len && memcmp(sink->want->data + sink->at, data, len) != 0))
         sink->same = false;
     else
         sink->at += len;

@@ -2,8 +2,9 @@
  * (`protoc --encode` / `--decode`), which it agrees with value for value.
  *
  * Differences, all on purpose: a string with a NUL byte is refused (protobuf-c
- * strings end there), extensions and Any are unknown fields, nesting deeper than
- * REFLECT_MAX_DEPTH is refused, and errors say more. */
+ * strings end there), as is a \U escape above 10ffff; extensions and Any are unknown
+ * fields; nesting deeper than REFLECT_MAX_DEPTH is refused; a UTF-8 byte order mark
+ * at the start is passed over; and errors say more. */
 #ifndef BOOST_PROTO_TEXT_H
 #define BOOST_PROTO_TEXT_H
 

@@ -1,6 +1,7 @@
 /* number.h */
 #include "proto/base/number.h"
 
+#include <float.h>
 #include <locale.h>
 #include <math.h>
 #include <pthread.h>
@@ -31,7 +32,10 @@ static char *shortest(double v, int narrow, char out[NUMBER_TEXT])
     }
     pthread_once(&c_locale_once, make_c_locale);
     locale_t old = c_locale ? uselocale(c_locale) : (locale_t)0;
-    for (int digits = 1; digits <= 17; digits++) {
+    /* 15 digits always survive and %g drops their zeros, so fewer need no try; a
+     * denormal has less precision than that, and a float 6. */
+    int first = fabs(v) < DBL_MIN ? 1 : narrow ? (fabs(v) < (double)FLT_MIN ? 1 : 6) : 15;
+    for (int digits = first; digits <= 17; digits++) {
         snprintf(out, NUMBER_TEXT, "%.*g", digits, v);
         double back = strtod(out, NULL);
         if (narrow ? (float)back == (float)v : back == v)
