@@ -1,0 +1,154 @@
+/* boost-worker: one rank of an attempt, as its keeper starts it, or a whole job in one
+ * process. Arguments, signals, the one line on stderr; all else is in the library. */
+#include <getopt.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/base/fs.h"
+#include "proto/rankfiles.h"
+#include "proto/reflect.h"
+#include "proto/version.h"
+#include "worker/rank.h"
+#include "worker/report.h"
+#include "worker/standalone.h"
+
+enum { EXIT_USAGE = 2, MAX_SET = 256 };
+
+static const char usage[] =
+    "usage: boost-worker --run-dir DIR --rank R\n"
+    "       boost-worker --standalone JOBFILE --run-dir DIR [--resume CKPTDIR] [--set a.b=v ...]\n"
+    "\n"
+    "One rank of a training job, as started by boost-keeper from DIR/start.pb; or, with\n"
+    "--standalone, all ranks of a job file as threads of this process, without daemons.\n"
+    "\n"
+    "  --run-dir DIR        directory of the attempt's files\n"
+    "  --rank R             this rank\n"
+    "  --standalone FILE    job file (text, JSON or binary)\n"
+    "  --resume CKPTDIR     start from a checkpoint directory (step-<n>.a<k>)\n"
+    "  --set FIELD=VALUE    override a field of the job file; may be repeated\n"
+    "  --version            print the version and exit\n"
+    "  --help               print this and exit\n"
+    "\n"
+    "SIGTERM: stop at the next agreed step after a checkpoint. Exit status: 0 done, 2 usage,\n"
+    "64 wrong job or data, 65 another rank was lost, 66 device, 70 anything else.\n";
+
+struct arguments {
+    const char *run_dir;
+    long rank;
+    struct standalone standalone;
+    const char *set[MAX_SET];
+};
+
+static void on_term(int signal_number)
+{
+    (void)signal_number;
+    report_terminated = 1;
+}
+
+/* SIGPIPE and SIGXFSZ become errors of the calls that cause them. */
+static void set_signals(void)
+{
+    struct sigaction term = {.sa_handler = on_term, .sa_flags = SA_RESTART}, ignore = {.sa_handler = SIG_IGN};
+    sigaction(SIGTERM, &term, NULL);
+    sigaction(SIGPIPE, &ignore, NULL);
+    sigaction(SIGXFSZ, &ignore, NULL);
+}
+
+static int parse(int argc, char **argv, struct arguments *a)
+{
+    static const struct option options[] = {
+        {"run-dir", required_argument, NULL, 'd'}, {"rank", required_argument, NULL, 'r'},
+        {"standalone", required_argument, NULL, 's'}, {"resume", required_argument, NULL, 'c'},
+        {"set", required_argument, NULL, 'e'}, {"version", no_argument, NULL, 'V'},
+        {"help", no_argument, NULL, 'h'}, {0},
+    };
+    *a = (struct arguments){.rank = -1};
+    for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        char *end;
+        switch (c) {
+        case 'd':
+            a->run_dir = optarg;
+            break;
+        case 'r':
+            a->rank = strtol(optarg, &end, 10);
+            if (end == optarg || *end || a->rank < 0 || a->rank > INT_MAX) {
+                fprintf(stderr, "boost-worker: --rank wants a number from 0, not '%s'\n", optarg);
+                return EXIT_USAGE;
+            }
+            break;
+        case 's':
+            a->standalone.job_file = optarg;
+            break;
+        case 'c':
+            a->standalone.resume = optarg;
+            break;
+        case 'e':
+            if (a->standalone.n_set == MAX_SET) {
+                fprintf(stderr, "boost-worker: more than %d --set\n", MAX_SET);
+                return EXIT_USAGE;
+            }
+            a->set[a->standalone.n_set++] = optarg;
+            break;
+        case 'V':
+            printf("boost-worker %s (%s)\n", boost_version(), boost_build_id());
+            exit(0);
+        case 'h':
+            fputs(usage, stdout);
+            exit(0);
+        default:
+            return EXIT_USAGE;
+        }
+    }
+    bool alone = a->standalone.job_file != NULL;
+    if (optind < argc || !a->run_dir || alone == (a->rank >= 0) ||
+        (!alone && (a->standalone.resume || a->standalone.n_set))) {
+        fputs(usage, stderr);
+        return EXIT_USAGE;
+    }
+    a->standalone.run_dir = a->run_dir;
+    a->standalone.set = a->set;
+    return 0;
+}
+
+/* The rank's orders from <run_dir>/start.pb. */
+static int run_rank(const struct arguments *a, struct error *err)
+{
+    struct arena arena;
+    struct buffer bytes;
+    char path[PATH_MAX];
+    arena_init(&arena, 16 << 20);
+    buffer_init(&bytes, LIMIT_FRAME);
+    Boost__AttemptStart *start = NULL;
+    int rc = fs_join(path, sizeof path, err, a->run_dir, "start.pb");
+    if (!rc)
+        rc = fs_read_file(path, &bytes, err);
+    if (!rc) {
+        start = (Boost__AttemptStart *)reflect_unpack(&boost__attempt_start__descriptor, bytes.data, bytes.len, &arena,
+                                                      err);
+        rc = start ? ERR_OK : error_context(err, "%s", path);
+    }
+    struct rank_orders orders = {.start = start, .rank = (int)a->rank, .log = stdout};
+    int code = rc ? rank_exit_code(err) : rank_run(&orders, err);
+    buffer_free(&bytes);
+    arena_free(&arena);
+    return code;
+}
+
+int main(int argc, char **argv)
+{
+    struct arguments a;
+    int code = parse(argc, argv, &a);
+    if (code)
+        return code;
+    set_signals();
+    struct error err;
+    error_clear(&err);
+    code = a.standalone.job_file ? standalone_run(&a.standalone, &err) : run_rank(&a, &err);
+    if (code)
+        fprintf(stderr, "boost-worker: %s%s%s%s\n", err.message, err.hint[0] ? " (" : "", err.hint,
+                err.hint[0] ? ")" : "");
+    return code;
+}

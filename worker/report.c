@@ -1,0 +1,214 @@
+/* report.h */
+#include "worker/report.h"
+
+#include <inttypes.h>
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/base/clock.h"
+#include "proto/base/fs.h"
+
+volatile sig_atomic_t report_terminated;
+
+/* ---- opening ------------------------------------------------------------------- */
+
+/* The number of the last record of an earlier run in the same directory. */
+static int last_seq(const char *path, int64_t *seq, struct error *err)
+{
+    struct buffer record;
+    buffer_init(&record, RECLOG_MAX_RECORD);
+    uint64_t offset = 0;
+    bool got = true;
+    *seq = 0;
+    int rc = ERR_OK;
+    while (!rc && got) {
+        rc = reclog_read(path, &offset, &record, &got, err);
+        Boost__MetricRecord *m = !rc && got ? boost__metric_record__unpack(NULL, record.len, record.data) : NULL;
+        if (m) {
+            *seq = m->seq;
+            boost__metric_record__free_unpacked(m, NULL);
+        }
+    }
+    buffer_free(&record);
+    return rc;
+}
+
+int report_open(struct report *r, const Boost__AttemptStart *start, int rank, bool create_pages, FILE *log,
+                struct error *err)
+{
+    *r = (struct report){.start = start, .rank = rank, .log = log, .metrics.fd = -1};
+    char path[PATH_MAX];
+    int rc = rank_file_path(path, sizeof path, start->run_dir, rank, "metrics", err);
+    if (!rc)
+        rc = reclog_open(&r->metrics, path, err);
+    if (!rc)
+        rc = last_seq(path, &r->seq, err);
+    if (!rc && !(r->status = rank_file_map(start->run_dir, rank, "status", RANK_STATUS_MAGIC, create_pages, err)))
+        rc = ERR_IO;
+    if (!rc && !(r->control = rank_file_map(start->run_dir, rank, "control", RANK_CONTROL_MAGIC, create_pages, err)))
+        rc = ERR_IO;
+    if (rc) {
+        report_close(r);
+        return rc;
+    }
+    if (create_pages) { /* what an earlier run in this directory was told is not for us */
+        *r->status = (struct rank_status){.magic = RANK_STATUS_MAGIC};
+        *r->control = (struct rank_control){.magic = RANK_CONTROL_MAGIC};
+    }
+    return ERR_OK;
+}
+
+void report_close(struct report *r)
+{
+    reclog_close(&r->metrics);
+    rank_file_unmap(r->status);
+    rank_file_unmap(r->control);
+    r->status = NULL;
+    r->control = NULL;
+}
+
+/* ---- status and control ---------------------------------------------------------- */
+
+void report_phase(struct report *r, Boost__RankUpdate__Phase phase)
+{
+    __atomic_store_n(&r->status->phase, (uint32_t)phase, __ATOMIC_RELAXED);
+}
+
+void report_doing(struct report *r, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(r->status->doing, sizeof r->status->doing, fmt, ap);
+    va_end(ap);
+}
+
+void report_step_done(struct report *r, int64_t step)
+{
+    __atomic_store_n(&r->status->step, step, __ATOMIC_RELEASE);
+}
+
+void report_progress(void *arg)
+{
+    struct report *r = arg;
+    __atomic_fetch_add(&r->status->progress, 1, __ATOMIC_RELAXED);
+}
+
+void report_collective(void *arg, const char *what)
+{
+    struct report *r = arg;
+    size_t len = strnlen(what, sizeof r->status->collective - 1);
+    memcpy(r->status->collective, what, len);
+    r->status->collective[len] = '\0';
+    __atomic_fetch_add(&r->status->collective_seq, 1, __ATOMIC_RELAXED);
+}
+
+void report_line(struct report *r, const char *fmt, ...)
+{
+    char text[1024];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    fprintf(r->log, "%s\n", text);
+    fflush(r->log);
+}
+
+int report_stop_asked(const struct report *r)
+{
+    uint32_t asked = __atomic_load_n(&r->control->stop, __ATOMIC_RELAXED);
+    if (asked >= 2)
+        return 2;
+    return asked || report_terminated ? 1 : 0;
+}
+
+uint32_t report_checkpoints_asked(const struct report *r)
+{
+    return __atomic_load_n(&r->control->checkpoint, __ATOMIC_RELAXED);
+}
+
+/* ---- metrics ----------------------------------------------------------------------- */
+
+void metrics_add(struct metrics *m, const char *name, double value)
+{
+    if (!isfinite(value) || m->n == METRICS_MAX)
+        return;
+    Boost__Metric *x = &m->values[m->n];
+    boost__metric__init(x);
+    x->name = (char *)(uintptr_t)name;
+    x->has_value = true;
+    x->value = value;
+    m->list[m->n++] = x;
+}
+
+void report_metrics(struct report *r, int64_t step, struct metrics *m)
+{
+    Boost__MetricRecord record = BOOST__METRIC_RECORD__INIT;
+    record.has_seq = record.has_step = record.has_wall_ns = true;
+    record.seq = r->seq + 1;
+    record.step = step;
+    record.wall_ns = clock_wall_ns();
+    record.n_values = m->n;
+    record.values = m->list;
+    uint8_t packed[METRICS_MAX * 64 + 64];
+    size_t len = boost__metric_record__get_packed_size(&record);
+    struct error err;
+    int rc = len > sizeof packed ? error_set(&err, ERR_INTERNAL, "metric record of %zu bytes", len) : ERR_OK;
+    if (!rc) {
+        boost__metric_record__pack(&record, packed);
+        rc = reclog_append(&r->metrics, packed, len, false, &err);
+    }
+    if (!rc)
+        r->seq = record.seq; /* a lost record leaves no gap */
+    else if (!r->metrics_failing)
+        report_line(r, "rank %d: metrics are being lost from step %" PRId64 " on: %s", r->rank, step, err.message);
+    r->metrics_failing = rc != 0;
+}
+
+/* ---- the end ------------------------------------------------------------------------- */
+
+int report_done(const char *run_dir, int64_t job, int attempt, int rank, Boost__DoneRecord__Why why, int64_t step,
+                double eval_loss, const struct error *failure, struct error *err)
+{
+    Boost__DoneRecord d = BOOST__DONE_RECORD__INIT;
+    d.has_job = d.has_attempt = d.has_rank = d.has_why = d.has_step = true;
+    d.job = job;
+    d.attempt = attempt;
+    d.rank = rank;
+    d.why = why;
+    d.step = step;
+    d.has_eval_loss = isfinite(eval_loss);
+    d.eval_loss = eval_loss;
+    d.error = failure ? (char *)(uintptr_t)failure->message : NULL;
+    d.hint = failure && failure->hint[0] ? (char *)(uintptr_t)failure->hint : NULL;
+    char path[PATH_MAX];
+    int rc = rank_file_path(path, sizeof path, run_dir, rank, "done", err);
+    if (rc)
+        return rc;
+    size_t len = boost__done_record__get_packed_size(&d);
+    uint8_t *packed = malloc(len ? len : 1);
+    if (!packed)
+        return error_set(err, ERR_NOMEM, "out of memory");
+    boost__done_record__pack(&d, packed);
+    rc = fs_write_durable(path, packed, len, 0644, err);
+    free(packed);
+    return rc;
+}
+
+char *report_count(double x, char *out, size_t cap)
+{
+    static const char units[] = " kMGT";
+    int u = 0;
+    while (fabs(x) >= 999.5 && u < 4) {
+        x /= 1000;
+        u++;
+    }
+    int decimals = fabs(x) >= 99.95 || u == 0 ? 0 : fabs(x) >= 9.995 ? 1 : 2;
+    int used = snprintf(out, cap, "%.*f", decimals, x);
+    if (u && used > 0 && (size_t)used + 1 < cap) {
+        out[used] = units[u];
+        out[used + 1] = '\0';
+    }
+    return out;
+}

@@ -1,0 +1,308 @@
+/* train.h */
+#include "worker/train.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+
+#include "proto/base/clock.h"
+#include "worker/agreement.h"
+#include "worker/checkpoint.h"
+#include "worker/data.h"
+#include "worker/engine.h"
+#include "worker/schedule.h"
+
+struct run {
+    const struct train *t;
+    const Boost__JobSpec *spec;
+    struct engine *engine;
+    struct data data;
+    struct checkpoint *checkpoint;
+    struct agreement agreement;
+    struct run_position at;
+    int64_t saved_step; /* of the newest checkpoint known here, -1: none */
+    int64_t eval_step;  /* of the newest evaluation, -1: none */
+    double eval_loss;
+    bool stopped;
+};
+
+static int prepare(struct run *r, struct error *err);
+static int start_weights(struct run *r, struct error *err);
+static int one_step(struct run *r, struct error *err);
+static int evaluate(struct run *r, struct error *err);
+static int finish(struct run *r, struct error *err);
+static void release(struct run *r);
+
+int train(const struct train *t, struct train_end *end, struct error *err)
+{
+    struct run r = {.t = t, .spec = t->start->spec, .saved_step = -1, .eval_step = -1, .eval_loss = NAN};
+    int rc = prepare(&r, err);
+    if (!rc)
+        rc = start_weights(&r, err);
+    if (!rc && r.spec->run->eval_every && r.at.step == 0)
+        rc = evaluate(&r, err);
+    while (!rc && !r.stopped && r.at.step < r.spec->run->steps)
+        rc = one_step(&r, err);
+    if (!rc)
+        rc = finish(&r, err);
+    *end = (struct train_end){.step = r.at.step, .stopped = r.stopped, .eval_loss = r.eval_loss};
+    release(&r);
+    return rc;
+}
+
+/* ---- before the first step ------------------------------------------------------- */
+
+static int prepare(struct run *r, struct error *err)
+{
+    const struct train *t = r->t;
+    struct report *report = t->report;
+    report_phase(report, BOOST__RANK_UPDATE__PHASE__LOADING);
+    report_doing(report, "opening the data");
+    int rc = data_open(&r->data, r->spec, t->plan, t->rank, err);
+    if (!rc && r->spec->run->eval_every && !r->data.has_eval) {
+        rc = error_set(err, ERR_INVALID, "run.eval_every = %" PRId64 " needs a data.eval file",
+                       r->spec->run->eval_every);
+        error_hint(err, "add data.eval or leave run.eval_every out");
+    }
+    if (rc)
+        return rc;
+    report_doing(report, "making the engine");
+    rc = engine_create(t->plan, t->kernels, t->comms, t->rank, t->start->threads_per_rank, &r->engine, err);
+    if (!rc)
+        rc = checkpoint_open(t->start, t->plan, r->engine, t->rank, report->status, &r->checkpoint, err);
+    report_progress(report);
+    return rc;
+}
+
+static int start_weights(struct run *r, struct error *err)
+{
+    const Boost__CheckpointRef *resume = r->t->start->resume;
+    struct report *report = r->t->report;
+    int rc;
+    if (resume) {
+        report_doing(report, "restoring the checkpoint");
+        rc = checkpoint_restore(resume->path, r->t->plan, r->engine, r->t->rank, report->status, &r->at, err);
+        if (!rc && resume->has_step && resume->step != r->at.step)
+            rc = error_set(err, ERR_CORRUPT, "resume: checkpoint %s is of step %" PRId64 ", not %" PRId64,
+                           resume->path, r->at.step, resume->step);
+        r->saved_step = r->at.step;
+    } else {
+        report_doing(report, "drawing the initial weights");
+        rc = engine_init_weights(r->engine, err);
+    }
+    if (rc)
+        return rc;
+    const Boost__Checkpoint *c = r->spec->checkpoint;
+    bool by_steps = c->interval == BOOST__INTERVAL__VALUE__STEPS;
+    agreement_init(&r->agreement, r->at.step, r->spec->run->steps, by_steps ? c->every_steps : 0,
+                   by_steps ? 0 : c->every_seconds * NS_PER_S, r->t->rank == 0, clock_mono_ns());
+    report_progress(report);
+    report_step_done(report, r->at.step);
+    report_phase(report, BOOST__RANK_UPDATE__PHASE__TRAINING);
+    report_doing(report, "training");
+    if (r->t->rank == 0)
+        report_line(report,
+                    "attempt %d: step %" PRId64 " of %" PRId64 "%s%s; %" PRId64 " parameters on %d ranks (tp %d), "
+                    "%" PRId64 " training windows, a shard is %" PRId64 " bytes",
+                    r->t->start->attempt, r->at.step, r->spec->run->steps, resume ? " from " : "",
+                    resume ? resume->path : "", plan_parameters(r->t->plan), r->t->plan->world, r->t->plan->tp,
+                    r->data.train.windows, checkpoint_bytes(r->checkpoint));
+    return ERR_OK;
+}
+
+/* ---- one step ---------------------------------------------------------------------- */
+
+/* Clocks at the start of a step, to take differences from. */
+struct step_times {
+    int64_t start_ns, data_ns, end_ns;
+    double comm, gemm;
+};
+
+static int checkpoint_now(struct run *r, struct error *err);
+static int book(struct run *r, const struct step_result *result, struct error *err);
+static void tell(struct run *r, const struct step_result *result, double lr, const struct step_times *began);
+
+static int one_step(struct run *r, struct error *err)
+{
+    struct report *report = r->t->report;
+    int64_t n = r->at.step + 1;
+    struct step_times times = {.start_ns = clock_mono_ns(),
+                               .comm = r->t->comms->seconds,
+                               .gemm = engine_gemm_seconds(r->engine)};
+    const struct micro_batch *micro;
+    int rc = data_train(&r->data, n, &micro, err);
+    if (rc)
+        return rc;
+    times.data_ns = clock_mono_ns();
+
+    struct agreement_facts facts = {.stop = report_stop_asked(report) != 0,
+                                    .asked = report_checkpoints_asked(report),
+                                    .busy = checkpoint_busy(r->checkpoint),
+                                    .now_ns = times.data_ns};
+    struct agreement_votes votes = agreement_vote(&r->agreement, n, &facts);
+    struct step_request request = {.lr = schedule_lr(r->spec->optimizer, r->spec->run->steps, n),
+                                   .stop = votes.stop,
+                                   .checkpoint = votes.checkpoint,
+                                   .busy = votes.busy};
+    struct step_result result;
+    rc = engine_step(r->engine, micro, &request, &result, report_progress, report, err);
+    if (rc)
+        return error_context(err, "step %" PRId64, n);
+    times.end_ns = clock_mono_ns();
+
+    rc = book(r, &result, err);
+    tell(r, &result, request.lr, &times);
+    if (rc)
+        return rc;
+    struct agreement_votes joined = {.stop = result.stop, .checkpoint = result.checkpoint, .busy = result.busy};
+    struct agreement_actions actions = agreement_settle(&r->agreement, n, &joined);
+    if (actions.postponed && r->t->rank == 0)
+        report_line(report, "step %" PRId64 ": checkpoint postponed, the last one is still being written", n);
+    if (actions.checkpoint && n < r->spec->run->steps)
+        rc = checkpoint_now(r, err);
+    if (!rc && r->spec->run->eval_every && n % r->spec->run->eval_every == 0)
+        rc = evaluate(r, err);
+    r->stopped = actions.stop && n < r->spec->run->steps;
+    return rc;
+}
+
+/* Moves the position on; an error when too many updates in a row were skipped. */
+static int book(struct run *r, const struct step_result *result, struct error *err)
+{
+    r->at.step++;
+    r->at.samples = r->at.step * r->t->plan->global_batch;
+    r->at.tokens += result->tokens;
+    r->at.skipped += result->skipped;
+    r->at.skipped_run = result->skipped ? r->at.skipped_run + 1 : 0;
+    report_step_done(r->t->report, r->at.step);
+    if (r->at.skipped_run < r->spec->optimizer->max_skipped)
+        return ERR_OK;
+    int64_t first, last, from = r->at.step - r->at.skipped_run + 1, ignored;
+    data_range(&r->data, from, &first, &ignored);
+    data_range(&r->data, r->at.step, &ignored, &last);
+    error_set(err, ERR_REFUSED,
+              "%" PRId64 " updates in a row were skipped because loss or gradient was not finite: steps %" PRId64
+              " to %" PRId64 ", samples %" PRId64 " to %" PRId64,
+              r->at.skipped_run, from, r->at.step, first, last);
+    return error_hint(err, "lower optimizer.lr or lengthen its warm-up; look at these samples");
+}
+
+static void tell(struct run *r, const struct step_result *result, double lr, const struct step_times *times)
+{
+    const struct train *t = r->t;
+    int64_t n = r->at.step, steps = r->spec->run->steps;
+    double seconds = (double)(times->end_ns - times->start_ns) / (double)NS_PER_S;
+    double rate = seconds > 0 ? (double)result->tokens / seconds : NAN;
+    bool due = n % r->spec->run->log_every == 0 || n == steps || result->skipped;
+    if (!due)
+        return;
+    struct metrics m = {.n = 0};
+    if (t->rank == 0) {
+        metrics_add(&m, "loss", result->loss);
+        metrics_add(&m, "lr", lr);
+        metrics_add(&m, "grad_norm", result->grad_norm);
+        metrics_add(&m, "tokens", (double)r->at.tokens);
+        metrics_add(&m, "tokens_per_s", rate);
+        metrics_add(&m, "skipped", (double)r->at.skipped);
+    }
+    metrics_add(&m, "step_ms", seconds * 1e3);
+    metrics_add(&m, "comm_ms", (t->comms->seconds - times->comm) * 1e3);
+    metrics_add(&m, "gemm_ms", (engine_gemm_seconds(r->engine) - times->gemm) * 1e3);
+    metrics_add(&m, "data_ms", (double)(times->data_ns - times->start_ns) / (double)NS_PER_MS);
+    report_metrics(t->report, n, &m);
+    if (t->rank != 0)
+        return;
+    char count[32];
+    report_line(t->report, "step %" PRId64 "/%" PRId64 " loss %.4f lr %.2e gnorm %.3f tok/s %s", n, steps,
+                result->loss, lr, result->grad_norm, report_count(rate, count, sizeof count));
+    int64_t first, last;
+    data_range(&r->data, n, &first, &last);
+    if (result->skipped)
+        report_line(t->report,
+                    "step %" PRId64 ": update skipped, loss or gradient is not finite (samples %" PRId64 " to %" PRId64
+                    "); %" PRId64 " in a row",
+                    n, first, last, r->at.skipped_run);
+}
+
+/* ---- checkpoint and evaluation ----------------------------------------------------- */
+
+static int checkpoint_now(struct run *r, struct error *err)
+{
+    struct report *report = r->t->report;
+    struct error last;
+    if (!checkpoint_busy(r->checkpoint) && checkpoint_wait(r->checkpoint, &last))
+        report_line(report, "rank %d: the last checkpoint failed: %s", r->t->rank, last.message);
+    report_doing(report, "copying the state of step %" PRId64, r->at.step);
+    r->at.adam_t = engine_adam_t(r->engine);
+    int rc = checkpoint_snapshot(r->checkpoint, &r->at, err);
+    report_doing(report, "training");
+    if (!rc)
+        r->saved_step = r->at.step;
+    return rc;
+}
+
+static int evaluate(struct run *r, struct error *err)
+{
+    struct report *report = r->t->report;
+    double loss = 0, tokens = 0;
+    report_phase(report, BOOST__RANK_UPDATE__PHASE__EVALUATING);
+    for (int64_t i = 0; i < data_eval_count(&r->data); i++) {
+        const struct micro_batch *micro;
+        double loss_sum, count;
+        int rc = data_eval(&r->data, i, &micro, err);
+        if (!rc)
+            rc = engine_eval(r->engine, micro, &loss_sum, &count, err);
+        if (rc)
+            return error_context(err, "evaluation after step %" PRId64, r->at.step);
+        loss += loss_sum;
+        tokens += count;
+        report_progress(report);
+    }
+    report_phase(report, BOOST__RANK_UPDATE__PHASE__TRAINING);
+    r->eval_loss = loss / tokens;
+    r->eval_step = r->at.step;
+    if (r->t->rank != 0)
+        return ERR_OK;
+    struct metrics m = {.n = 0};
+    metrics_add(&m, "eval_loss", r->eval_loss);
+    report_metrics(report, r->at.step, &m);
+    report_line(report, "step %" PRId64 "/%" PRId64 " eval_loss %.4f over %.0f tokens", r->at.step,
+                r->spec->run->steps, r->eval_loss, tokens);
+    return ERR_OK;
+}
+
+/* ---- after the last step ------------------------------------------------------------ */
+
+static int finish(struct run *r, struct error *err)
+{
+    struct report *report = r->t->report;
+    bool now = r->stopped && report_stop_asked(report) == 2; /* each rank's own: a shard too few commits nothing */
+    int rc = ERR_OK;
+    if (r->saved_step != r->at.step && !now)
+        rc = checkpoint_now(r, err);
+    if (!rc && !r->stopped && r->spec->run->eval_every && r->eval_step != r->at.step)
+        rc = evaluate(r, err);
+    if (rc || now)
+        return rc;
+    report_phase(report, BOOST__RANK_UPDATE__PHASE__SAVING);
+    report_doing(report, "writing the checkpoint of step %" PRId64, r->at.step);
+    rc = checkpoint_wait(r->checkpoint, err);
+    if (rc && r->stopped) {
+        report_line(report, "rank %d: stopped at step %" PRId64 " without its checkpoint: %s", r->t->rank, r->at.step,
+                    err->message);
+        return ERR_OK;
+    }
+    if (rc)
+        return error_context(err, "final checkpoint");
+    if (r->t->rank == 0)
+        report_line(report, "%s at step %" PRId64, r->stopped ? "stopped" : "completed", r->at.step);
+    return ERR_OK;
+}
+
+static void release(struct run *r)
+{
+    checkpoint_close(r->checkpoint);
+    if (r->engine)
+        engine_destroy(r->engine);
+    data_close(&r->data);
+}
