@@ -1,0 +1,21 @@
+/* The listening Unix socket of boostd. Blocking calls, all short; boot only. */
+#ifndef BOOST_DAEMON_LISTENER_H
+#define BOOST_DAEMON_LISTENER_H
+
+#include <sys/stat.h>
+
+#include "proto/base/error.h"
+#include "proto/socket_path.h"
+
+struct listener {
+    char path[SOCKET_PATH_MAX];
+    int fd; /* listening, non-blocking; -1 = closed or given away */
+    dev_t dev; /* of the socket file, to know it again */
+    ino_t ino;
+};
+/* As server_create() says of its socket. The caller holds the lock of the state directory. */
+MUST_USE int listener_open(struct listener *l, const char *path, struct error *err);
+/* Closes fd and removes the socket file, if it is still the one made here. */
+void listener_close(struct listener *l);
+
+#endif

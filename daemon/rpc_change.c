@@ -1,0 +1,189 @@
+/* Requests that change something: submit and control. Both are answered when the
+ * change is durable. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/rpc_call.h"
+#include "proto/reflect.h"
+
+/* ---- submit ------------------------------------------------------------------ */
+
+static void describe(Boost__SubmitReply *reply, const Boost__JobSpec *resolved)
+{
+    reply->name = resolved->name;
+    reply->has_priority = 1;
+    reply->priority = resolved->priority;
+    if (resolved->resources) {
+        reply->has_nodes = reply->has_devices_per_node = 1;
+        reply->nodes = resolved->resources->nodes;
+        reply->devices_per_node = resolved->resources->devices_per_node;
+    }
+}
+
+static void submitted(void *arg, int rc, const struct error *err, int64_t id)
+{
+    struct rpc_call *call = arg;
+    if (call_abandoned(call))
+        return;
+    if (rc) {
+        call_fail(call, err);
+        return;
+    }
+    Boost__SubmitReply submit = BOOST__SUBMIT_REPLY__INIT;
+    Boost__Reply reply = BOOST__REPLY__INIT;
+    reply.body_case = BOOST__REPLY__BODY_SUBMIT;
+    reply.submit = &submit;
+    submit.has_job = 1;
+    submit.job = id;
+    const struct job *job = core_job(call->rpc->core, id);
+    if (job && job->resolved)
+        describe(&submit, job->resolved);
+    call_reply(call, &reply);
+}
+
+static void dry_run(struct rpc_call *call, const Boost__SubmitRequest *request)
+{
+    Boost__JobSpec *resolved = NULL;
+    bool would_wait = false;
+    const char *reason = NULL;
+    struct error err;
+    int rc = core_dry_run(call->rpc->core, request->spec, &call->arena, &resolved, &would_wait, &reason, &err);
+    if (rc) {
+        call_fail(call, &err);
+        return;
+    }
+    Boost__SubmitReply submit = BOOST__SUBMIT_REPLY__INIT;
+    Boost__Reply reply = BOOST__REPLY__INIT;
+    reply.body_case = BOOST__REPLY__BODY_SUBMIT;
+    reply.submit = &submit;
+    submit.has_would_wait = 1;
+    submit.would_wait = would_wait;
+    submit.wait_reason = (char *)reason;
+    submit.resolved = resolved;
+    describe(&submit, resolved);
+    call_reply(call, &reply);
+    boost__job_spec__free_unpacked(resolved, NULL);
+}
+
+/* A field that this boostd does not know could change what the job means. */
+static int refuse_unknown(const Boost__JobSpec *spec, struct error *err)
+{
+    struct buffer paths;
+    buffer_init(&paths, 512);
+    int rc = ERR_OK;
+    if (reflect_unknown_fields(&spec->base, &paths)) {
+        error_set(err, ERR_INVALID, "the job has fields that boostd does not know: %s",
+                  paths.len ? (const char *)paths.data : "(too many to list)");
+        rc = error_hint(err, "boostd may be older than boostctl; --allow-unknown submits it without them");
+    }
+    buffer_free(&paths);
+    return rc;
+}
+
+void rpc_submit(struct rpc_call *call, const Boost__SubmitRequest *request)
+{
+    struct error err;
+    int rc = request->spec ? ERR_OK : error_set(&err, ERR_INVALID, "the submit request holds no job");
+    if (!rc && !request->allow_unknown)
+        rc = refuse_unknown(request->spec, &err);
+    if (rc)
+        call_fail(call, &err);
+    else if (request->dry_run)
+        dry_run(call, request);
+    else
+        core_submit(call->rpc->core, request->spec, &call->user, request->hold, submitted, call);
+}
+
+/* ---- control ----------------------------------------------------------------- */
+
+/* One of the jobs of a request; in the call's arena. */
+struct control_item {
+    struct rpc_call *call;
+    Boost__ControlResult *result;
+};
+
+static void one_done(struct rpc_call *call)
+{
+    if (--call->left || call_abandoned(call))
+        return;
+    Boost__Reply reply = BOOST__REPLY__INIT;
+    reply.body_case = BOOST__REPLY__BODY_CONTROL;
+    reply.control = call->results;
+    call_reply(call, &reply);
+}
+
+static void controlled(void *arg, int rc, const struct error *err, const char *text)
+{
+    struct control_item *item = arg;
+    struct arena *a = &item->call->arena;
+    if (rc)
+        item->result->failure = call_failure(a, err);
+    else
+        item->result->text = arena_strdup(a, text ? text : "");
+    one_done(item->call);
+}
+
+static Boost__ControlReply *make_results(struct arena *a, size_t n, struct control_item **items)
+{
+    Boost__ControlReply *reply = arena_alloc(a, sizeof *reply);
+    Boost__ControlResult **list = arena_alloc(a, n * sizeof(Boost__ControlResult *));
+    Boost__ControlResult *results = arena_alloc(a, n * sizeof *results);
+    *items = arena_alloc(a, n * sizeof **items);
+    if (!reply || !list || !results || !*items)
+        return NULL;
+    boost__control_reply__init(reply);
+    reply->results = list;
+    reply->n_results = n;
+    for (size_t i = 0; i < n; i++) {
+        boost__control_result__init(&results[i]);
+        list[i] = &results[i];
+    }
+    return reply;
+}
+
+static int check_control(const Boost__ControlRequest *request, struct error *err)
+{
+    if (!request->has_verb)
+        return error_set(err, ERR_INVALID, "the control request has no verb");
+    if (request->verb < BOOST__CONTROL_REQUEST__VERB__CANCEL || request->verb > BOOST__CONTROL_REQUEST__VERB__CHECKPOINT)
+        return error_set(err, ERR_UNSUPPORTED, "boostd does not know the control verb %d", (int)request->verb);
+    if (!request->n_jobs)
+        return error_set(err, ERR_INVALID, "the request names no job");
+    if (request->n_jobs > RPC_MAX_REFS)
+        return error_set(err, ERR_INVALID, "the request names %zu jobs, the limit is %d", request->n_jobs,
+                         RPC_MAX_REFS);
+    return ERR_OK;
+}
+
+void rpc_control(struct rpc_call *call, const Boost__ControlRequest *request)
+{
+    struct error err;
+    if (check_control(request, &err)) {
+        call_fail(call, &err);
+        return;
+    }
+    struct control_item *items;
+    call->results = make_results(&call->arena, request->n_jobs, &items);
+    if (!call->results) {
+        call_fail_nomem(call);
+        return;
+    }
+    call->left = request->n_jobs + 1; /* one for this loop: answers may come inside it */
+    for (size_t i = 0; i < request->n_jobs; i++) {
+        Boost__ControlResult *result = call->results->results[i];
+        const char *text = request->jobs[i]->text;
+        items[i] = (struct control_item){.call = call, .result = result};
+        result->ref = (char *)(text ? text : "");
+        struct job *job = NULL;
+        int rc = core_find_job(call->rpc->core, result->ref, &job, &err);
+        if (rc) {
+            controlled(&items[i], rc, &err, NULL);
+            continue;
+        }
+        result->has_job = 1;
+        result->job = job->id;
+        core_control(call->rpc->core, request->verb, job->id, request->now, &call->user, controlled, &items[i]);
+    }
+    one_done(call);
+}

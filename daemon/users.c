@@ -1,0 +1,90 @@
+/* users.h */
+#include "daemon/users.h"
+
+#include <pwd.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/base/error.h"
+
+struct user_entry {
+    struct user_entry *next;
+    uid_t uid;
+    char name[64];
+};
+
+struct lookup {
+    uv_work_t work;
+    struct users *users;
+    struct user_entry *entry;
+    void (*done)(void *arg, int rc);
+    void *arg;
+};
+
+void users_init(struct users *u, uv_loop_t *loop)
+{
+    *u = (struct users){.loop = loop};
+}
+
+void users_free(struct users *u)
+{
+    while (u->first) {
+        struct user_entry *e = u->first;
+        u->first = e->next;
+        free(e);
+    }
+}
+
+const char *users_name(const struct users *u, uid_t uid)
+{
+    for (const struct user_entry *e = u->first; e; e = e->next) {
+        if (e->uid == uid)
+            return e->name;
+    }
+    return NULL;
+}
+
+static void look_up(uv_work_t *work)
+{
+    struct user_entry *e = ((struct lookup *)work->data)->entry;
+    char text[4096];
+    struct passwd pw, *found = NULL;
+    if (getpwuid_r(e->uid, &pw, text, sizeof text, &found) == 0 && found && *found->pw_name)
+        snprintf(e->name, sizeof e->name, "%s", found->pw_name);
+    else
+        snprintf(e->name, sizeof e->name, "%u", (unsigned)e->uid);
+}
+
+static void looked_up(uv_work_t *work, int status)
+{
+    struct lookup *l = work->data;
+    if (status < 0 || users_name(l->users, l->entry->uid)) {
+        free(l->entry);
+    } else {
+        l->entry->next = l->users->first;
+        l->users->first = l->entry;
+    }
+    l->done(l->arg, status < 0 ? ERR_CANCELLED : ERR_OK);
+    free(l);
+}
+
+void users_lookup(struct users *u, uid_t uid, void (*done)(void *arg, int rc), void *arg)
+{
+    struct lookup *l = calloc(1, sizeof *l);
+    struct user_entry *e = calloc(1, sizeof *e);
+    if (!l || !e) {
+        free(l);
+        free(e);
+        done(arg, ERR_NOMEM);
+        return;
+    }
+    e->uid = uid;
+    *l = (struct lookup){.users = u, .entry = e, .done = done, .arg = arg};
+    l->work.data = l;
+    if (uv_queue_work(u->loop, &l->work, look_up, looked_up) < 0) {
+        free(l);
+        free(e);
+        done(arg, ERR_INTERNAL);
+    }
+}
