@@ -259,7 +259,9 @@ static void power_cut_keeps_all_that_was_answered(void **state)
         struct outcome m = {0};
         store_add_metrics(s, i, 1, 0, &metric, 1, on_done, &m);
         wait_for(s, &m.count, 1);
+        pthread_mutex_lock(&fault.mutex);
         metrics_unsynced |= fault.unsynced_metrics_wal;
+        pthread_mutex_unlock(&fault.mutex);
 
         struct store_txn *t = begin(s);
         struct store_job job = sample_job(i);

@@ -14,7 +14,7 @@ enum fault_kind { FAULT_NONE, FAULT_WRITE_FULL, FAULT_WRITE_IO, FAULT_SYNC, FAUL
 struct fault_file {
     sqlite3_file base;
     char name[PATH_MAX];
-    _Alignas(16) char real[]; /* the file of the VFS below */
+    _Alignas(8) char real[]; /* the file of the VFS below */
 };
 
 static struct {
@@ -50,17 +50,20 @@ static int fault_disarm(void)
     return seen;
 }
 
-static bool fails_now(const char *name, bool sync)
+/* SQLITE_OK, or how this operation fails. */
+static int failure_now(const char *name, bool sync)
 {
-    bool fails = false;
+    int code = SQLITE_OK;
     pthread_mutex_lock(&fault.mutex);
     bool counts = fault.kind == FAULT_ANY_FULL || (fault.kind == FAULT_SYNC) == sync;
     if (fault.kind != FAULT_NONE && counts && strstr(name, fault.match)) {
         fault.seen++;
-        fails = fault.seen >= fault.first && fault.seen <= fault.last;
+        if (fault.seen >= fault.first && fault.seen <= fault.last)
+            code = fault.kind == FAULT_SYNC ? SQLITE_IOERR_FSYNC
+                   : fault.kind == FAULT_WRITE_IO ? SQLITE_IOERR_WRITE : SQLITE_FULL;
     }
     pthread_mutex_unlock(&fault.mutex);
-    return fails;
+    return code;
 }
 
 static sqlite3_file *real_of(sqlite3_file *f)
@@ -127,9 +130,10 @@ static int fault_read(sqlite3_file *f, void *data, int n, sqlite3_int64 at)
 static int fault_write(sqlite3_file *f, const void *data, int n, sqlite3_int64 at)
 {
     struct fault_file *ff = (struct fault_file *)f;
-    if (fails_now(ff->name, false)) {
+    int failure = failure_now(ff->name, false);
+    if (failure) {
         (void)real_of(f)->pMethods->xWrite(real_of(f), data, n / 2, at); /* torn, as a real one may be */
-        return fault.kind == FAULT_WRITE_IO ? SQLITE_IOERR_WRITE : SQLITE_FULL;
+        return failure;
     }
     pthread_mutex_lock(&fault.mutex);
     fault.unsynced_wal |= strstr(ff->name, "state.db-wal") != NULL;
@@ -146,9 +150,10 @@ static int fault_truncate(sqlite3_file *f, sqlite3_int64 size)
 static int fault_sync(sqlite3_file *f, int flags)
 {
     struct fault_file *ff = (struct fault_file *)f;
-    if (fails_now(ff->name, true))
-        return fault.kind == FAULT_ANY_FULL ? SQLITE_FULL : SQLITE_IOERR_FSYNC;
-    int rc = real_of(f)->pMethods->xSync(real_of(f), flags);
+    int rc = failure_now(ff->name, true);
+    if (rc)
+        return rc;
+    rc = real_of(f)->pMethods->xSync(real_of(f), flags);
     pthread_mutex_lock(&fault.mutex);
     if (strstr(ff->name, "state.db-wal"))
         fault.unsynced_wal = false;
