@@ -3,10 +3,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -70,7 +70,7 @@ static int remove_stale(const struct sockaddr_un *address, struct error *err)
 
 int listener_open(struct listener *l, const char *path, struct error *err)
 {
-    *l = (struct listener){.fd = -1};
+    *l = (struct listener){.fd = -1, .file = -1};
     if (strlen(path) >= sizeof l->path)
         return error_set(err, ERR_INVALID, "socket path has %zu bytes, the system's limit is %d: %s", strlen(path),
                          SOCKET_PATH_MAX - 1, path);
@@ -84,20 +84,16 @@ int listener_open(struct listener *l, const char *path, struct error *err)
         rc = open_socket(&l->fd, err);
     if (rc)
         return rc;
-    struct stat st;
     if (bind(l->fd, (const struct sockaddr *)&address, sizeof address) < 0) {
         rc = error_errno(err, errno, "cannot make the socket %s", path);
         error_hint(err, "name another one with --socket");
-    } else if (chmod(path, 0666) < 0 || lstat(path, &st) < 0 || listen(l->fd, BACKLOG) < 0) {
+    } else if ((l->file = open(path, O_PATH | O_NOFOLLOW | O_CLOEXEC)) < 0 || chmod(path, 0666) < 0 ||
+               listen(l->fd, BACKLOG) < 0) {
         rc = error_errno(err, errno, "cannot listen on %s", path);
-        unlink(path);
     } else {
-        l->dev = st.st_dev;
-        l->ino = st.st_ino;
         return ERR_OK;
     }
-    close(l->fd);
-    l->fd = -1;
+    listener_close(l);
     return rc;
 }
 
@@ -106,8 +102,12 @@ void listener_close(struct listener *l)
     if (l->fd >= 0)
         close(l->fd);
     l->fd = -1;
-    struct stat st;
-    if (l->ino && lstat(l->path, &st) == 0 && st.st_dev == l->dev && st.st_ino == l->ino)
+    struct stat ours, there;
+    if (l->file < 0)
+        return;
+    if (fstat(l->file, &ours) == 0 && lstat(l->path, &there) == 0 && ours.st_dev == there.st_dev &&
+        ours.st_ino == there.st_ino)
         unlink(l->path);
-    l->ino = 0;
+    close(l->file);
+    l->file = -1;
 }

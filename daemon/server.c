@@ -241,7 +241,7 @@ int server_create(uv_loop_t *loop, const Boost__BoostdConfig *config, struct sto
         return error_set(err, ERR_NOMEM, "no memory for the server");
     server->loop = loop;
     server->store = store;
-    server->listener.fd = -1;
+    server->listener.fd = server->listener.file = -1;
     users_init(&server->users, loop);
     const struct session_handler handler = {
         .arg = server, .opened = on_opened, .frame = on_frame, .drained = on_drained, .closed = on_closed};

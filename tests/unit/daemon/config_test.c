@@ -1,0 +1,164 @@
+/* Configuration files: defaults, text, --set, ranges, and what the errors name. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "daemon/config.h"
+#include "proto/base/fs.h"
+
+struct fixture {
+    struct arena arena;
+    char path[64];
+};
+
+static int setup(void **state)
+{
+    struct fixture *f = calloc(1, sizeof *f);
+    if (!f)
+        return -1;
+    arena_init(&f->arena, 1 << 20);
+    snprintf(f->path, sizeof f->path, "config.%ld.conf", (long)getpid());
+    *state = f;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    struct fixture *f = *state;
+    unlink(f->path);
+    arena_free(&f->arena);
+    free(f);
+    return 0;
+}
+
+static void write_config(struct fixture *f, const char *text)
+{
+    struct error err;
+    assert_int_equal(fs_write_atomic(f->path, text, strlen(text), 0600, &err), 0);
+}
+
+static int load_boostd(struct fixture *f, const char *path, const char *set, Boost__BoostdConfig **out,
+                       struct error *err)
+{
+    const char *sets[] = {set};
+    return config_load_boostd(path, NULL, sets, set ? 1 : 0, &f->arena, out, err);
+}
+
+static void defaults_are_explicit(void **state)
+{
+    struct fixture *f = *state;
+    struct error err;
+    Boost__BoostdConfig *c = NULL;
+    assert_int_equal(load_boostd(f, NULL, NULL, &c, &err), 0);
+    assert_string_equal(c->state_dir, "/var/lib/boost");
+    assert_string_equal(c->socket, "");
+    assert_int_equal(c->heartbeat_ms, 1000);
+    assert_int_equal(c->node_timeout_ms, 10000);
+    assert_int_equal(c->backoff_max_ms, 300000);
+    assert_true(c->has_backoff_max_ms);
+    Boost__AgentConfig *a = NULL;
+    assert_int_equal(config_load_agent(NULL, NULL, NULL, 0, &f->arena, &a, &err), 0);
+    assert_string_equal(a->data_address, "127.0.0.1");
+    assert_int_equal(a->log_keep_bytes, 1 << 30);
+}
+
+static void file_then_sets(void **state)
+{
+    struct fixture *f = *state;
+    struct error err;
+    Boost__BoostdConfig *c = NULL;
+    write_config(f, "# a comment\nstate_dir: \"/x/y\"\nbackoff_min_ms: 200\nlog_level: \"debug\"\n");
+    assert_int_equal(load_boostd(f, f->path, "backoff_min_ms=100", &c, &err), 0);
+    assert_string_equal(c->state_dir, "/x/y");
+    assert_int_equal(c->backoff_min_ms, 100);
+    assert_string_equal(c->log_level, "debug");
+    assert_int_equal(c->suspect_ms, 3000);
+    /* Strings need no quotes but may have them. */
+    assert_int_equal(load_boostd(f, f->path, "state_dir=/a b=c", &c, &err), 0);
+    assert_string_equal(c->state_dir, "/a b=c");
+    assert_int_equal(load_boostd(f, f->path, "state_dir=\"/q\"", &c, &err), 0);
+    assert_string_equal(c->state_dir, "/q");
+}
+
+static void the_fallback_may_be_missing_a_named_file_not(void **state)
+{
+    struct fixture *f = *state;
+    struct error err;
+    Boost__BoostdConfig *c = NULL;
+    assert_int_equal(config_load_boostd(NULL, "/nonexistent/boostd.conf", NULL, 0, &f->arena, &c, &err), 0);
+    assert_int_equal(load_boostd(f, "/nonexistent/boostd.conf", NULL, &c, &err), ERR_NOT_FOUND);
+    assert_non_null(strstr(err.message, "/nonexistent/boostd.conf"));
+    write_config(f, "heartbeat_ms: 77\n");
+    assert_int_equal(config_load_boostd(NULL, f->path, NULL, 0, &f->arena, &c, &err), 0);
+    assert_int_equal(c->heartbeat_ms, 77);
+}
+
+static void errors_name_the_place_and_the_mend(void **state)
+{
+    struct fixture *f = *state;
+    struct error err;
+    Boost__BoostdConfig *c = NULL;
+    write_config(f, "state_dir: \"/x\"\n  heartbeet_ms: 5\n");
+    assert_int_equal(load_boostd(f, f->path, NULL, &c, &err), ERR_INVALID);
+    assert_non_null(strstr(err.message, ":2:3"));
+    assert_non_null(strstr(err.message, "heartbeet_ms"));
+    assert_non_null(strstr(err.hint, "heartbeat_ms"));
+
+    static const struct {
+        const char *set;
+        int code;
+        const char *says;
+    } bad[] = {
+        {"heartbeat_ms=9", ERR_INVALID, "heartbeat_ms = 9"},
+        {"heartbeat_ms=60001", ERR_INVALID, "heartbeat_ms = 60001"},
+        {"heartbeat_ms=99999999999", ERR_INVALID, "heartbeat_ms"},
+        {"heartbeat_ms=ten", ERR_INVALID, "heartbeat_ms"},
+        {"heartbeat_ms=", ERR_INVALID, "heartbeat_ms"},
+        {"suspect_ms=20000", ERR_INVALID, "node_timeout_ms"},
+        {"heartbeat_ms=4000", ERR_INVALID, "suspect_ms"},
+        {"backoff_min_ms=400000", ERR_INVALID, "backoff_max_ms"},
+        {"log_level=loud", ERR_INVALID, "loud"},
+        {"state_dir=", ERR_INVALID, "state_dir"},
+        {"heartbeat", ERR_USAGE, "heartbeat"},
+        {"=5", ERR_USAGE, "=5"},
+        {"no_such=5", ERR_INVALID, "no_such"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        int rc = load_boostd(f, NULL, bad[i].set, &c, &err);
+        if (rc != bad[i].code || !strstr(err.message, bad[i].says))
+            fail_msg("--set %s: %d, \"%s\"", bad[i].set, rc, err.message);
+    }
+}
+
+static void the_edges_of_ranges_are_inside(void **state)
+{
+    struct fixture *f = *state;
+    struct error err;
+    Boost__BoostdConfig *c = NULL;
+    assert_int_equal(load_boostd(f, NULL, "heartbeat_ms=10", &c, &err), 0);
+    assert_int_equal(load_boostd(f, NULL, "restart_grace_ms=0", &c, &err), 0);
+    assert_int_equal(load_boostd(f, NULL, "suspect_ms=10000", &c, &err), 0);
+    const char *sets[] = {"hang_min_ms=700000"};
+    Boost__AgentConfig *a = NULL;
+    assert_int_equal(config_load_agent(NULL, NULL, sets, 1, &f->arena, &a, &err), ERR_INVALID);
+    assert_non_null(strstr(err.message, "hang_max_ms"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(defaults_are_explicit, setup, teardown),
+        cmocka_unit_test_setup_teardown(file_then_sets, setup, teardown),
+        cmocka_unit_test_setup_teardown(the_fallback_may_be_missing_a_named_file_not, setup, teardown),
+        cmocka_unit_test_setup_teardown(errors_name_the_place_and_the_mend, setup, teardown),
+        cmocka_unit_test_setup_teardown(the_edges_of_ranges_are_inside, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
