@@ -10,12 +10,12 @@
 /* Canonical order within a layer. */
 struct entry {
     enum plan_role role;
-    int projection; /* -1: a gain */
+    int projection;
     const char *name;
     bool first_of_group; /* starts on an aligned offset; the rest of a group follows without a gap */
 };
 static const struct entry layer_entries[] = {
-    {ROLE_GAIN, -1, "norm1", true},
+    {ROLE_GAIN, PROJ_Q, "norm1", true},
     {ROLE_DOWN, PROJ_Q, "q.A", true},
     {ROLE_DOWN, PROJ_K, "k.A", false},
     {ROLE_DOWN, PROJ_V, "v.A", false},
@@ -24,7 +24,7 @@ static const struct entry layer_entries[] = {
     {ROLE_UP, PROJ_V, "v.B", false},
     {ROLE_DOWN, PROJ_O, "o.A", true},
     {ROLE_UP, PROJ_O, "o.B", true},
-    {ROLE_GAIN, -1, "norm2", true},
+    {ROLE_GAIN, PROJ_GATE, "norm2", true},
     {ROLE_DOWN, PROJ_GATE, "gate.A", true},
     {ROLE_DOWN, PROJ_UP, "up.A", false},
     {ROLE_UP, PROJ_GATE, "gate.B", true},
@@ -99,7 +99,6 @@ static void factor_at(const struct plan *p, int tp_rank, const struct entry *ent
 {
     int64_t in = in_width(p, entry->projection), out = out_width(p, entry->projection);
     t->role = entry->role;
-    t->projection = entry->projection;
     /* Variance 1/(in + out) of the product's entries: r sigma^4 = 1/(in + out). */
     t->init_std = pow((double)p->r * (double)(in + out), -0.25);
     if (entry->role == ROLE_DOWN) {
@@ -134,6 +133,7 @@ static void describe(const struct plan *p, int rank, int64_t i, struct plan_tens
         else
             factor_at(p, tp_rank, entry, t);
         t->layer = (int)layer;
+        t->projection = entry->projection;
         snprintf(t->name, sizeof t->name, "layers.%lld.%s", (long long)layer, entry->name);
         *first_of_group = entry->first_of_group;
     } else if (i == in_layers + 1) {

@@ -65,7 +65,7 @@ struct plan_tensor {
     char name[PLAN_NAME_MAX];
     enum plan_role role;
     int layer;      /* -1 outside the blocks */
-    int projection; /* enum plan_projection, -1 for others */
+    int projection; /* enum plan_projection; of a gain the first one behind it (Q, GATE); -1 outside the blocks */
     int64_t rows, cols;             /* global; a gain is [1, d] */
     int64_t row0, col0, nrows, ncols; /* this rank's slice; a rank with only padded vocabulary has no rows */
     int64_t offset; /* of the slice, in elements, in every parameter-shaped buffer of this rank */

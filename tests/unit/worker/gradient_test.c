@@ -1,0 +1,185 @@
+/* Gradients of the whole model, every element of every tensor: fp64 against central differences,
+ * fp32 against fp64, and shards against the unsharded model. */
+#include "tests/unit/worker/tiny.h"
+
+static struct tiny variant(bool svd, bool tied, int hk, bool mlp_silu)
+{
+    struct tiny c = tiny_default;
+    c.svd = svd;
+    c.tied = tied;
+    c.hk = hk;
+    c.mlp_silu = mlp_silu;
+    return c;
+}
+
+enum { VARIANTS = 8, MASK = 5 };
+static struct tiny variant_at(int i)
+{
+    static const int heads[] = {4, 2, 1, 2, 4, 1, 2, 4};
+    return variant(i & 1, i & 2, heads[i], (i >> 2 ^ i) & 1);
+}
+
+/* All gradients of a model, by canonical tensor, unsharded. */
+struct grads {
+    struct tiny c;
+    int64_t count;
+    struct plan_tensor tensors[64];
+    double *values[64];
+    pthread_mutex_t lock;
+    double loss;
+};
+
+/* Puts this rank's slices into their places. */
+static int collect(struct engine *e, int rank, void *arg, struct error *err)
+{
+    struct grads *g = arg;
+    struct tiny_batch b;
+    double loss;
+    tiny_batch(&g->c, 0, MASK, &b);
+    tiny_randomize(e, 7);
+    int rc = engine_gradients(e, &b.micro, &loss, err);
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&g->lock);
+    if (rank == 0)
+        g->loss = loss;
+    g->count = engine_tensor_count(e);
+    for (int64_t i = 0; i < g->count; i++) {
+        struct state_tensor t;
+        engine_tensor(e, i, STATE_GRAD, &t);
+        const struct plan_tensor *p = &t.tensor;
+        if (!g->values[i])
+            g->values[i] = calloc((size_t)(p->rows * p->cols), sizeof(double));
+        g->tensors[i] = *p;
+        for (int64_t k = 0; k < p->nrows * p->ncols; k++)
+            g->values[i][(p->row0 + k / p->ncols) * p->cols + p->col0 + k % p->ncols] = tiny_get(&t, k);
+    }
+    pthread_mutex_unlock(&g->lock);
+    return ERR_OK;
+}
+
+static void gradients_of(const struct tiny *c, struct grads *out)
+{
+    struct plan p;
+    *out = (struct grads){.c = *c, .lock = PTHREAD_MUTEX_INITIALIZER};
+    tiny_plan(c, &p);
+    tiny_run(&p, 1, collect, out, NULL);
+}
+
+static void grads_free(struct grads *g)
+{
+    for (int64_t i = 0; i < g->count; i++)
+        free(g->values[i]);
+}
+
+static void expect_close(const char *what, const struct grads *a, const struct grads *b, double bound)
+{
+    assert_true(a->count == b->count);
+    for (int64_t i = 0; i < a->count; i++) {
+        double diff = 0, norm = 0;
+        for (int64_t k = 0; k < a->tensors[i].rows * a->tensors[i].cols; k++) {
+            diff += pow(a->values[i][k] - b->values[i][k], 2);
+            norm += pow(b->values[i][k], 2);
+        }
+        assert_true(norm > 0);
+        double relative = sqrt(diff / norm);
+        if (!(relative < bound))
+            fail_msg("%s (svd %d tied %d hk %d): %s differs by %.3g, bound %.3g", what, a->c.svd, a->c.tied, a->c.hk,
+                     a->tensors[i].name, relative, bound);
+    }
+}
+
+/* Fourth-order differences of the loss sum (about 30): their error is h^4/30 times the fifth derivative,
+ * which is large where a token's embedding is short and its norm bends sharply, plus rounding of
+ * 1e-16 * 30 / h. At h = 2e-4 the largest found is 2e-8; at 1e-3 it is 8e-6, all of it the first term. */
+static int differences(struct engine *e, int rank, void *arg, struct error *err)
+{
+    struct grads *g = arg;
+    struct tiny_batch b;
+    (void)rank;
+    tiny_batch(&g->c, 0, MASK, &b);
+    tiny_randomize(e, 7);
+    g->count = engine_tensor_count(e);
+    for (int64_t i = 0; i < g->count; i++) {
+        struct state_tensor t;
+        engine_tensor(e, i, STATE_WEIGHT, &t);
+        int64_t n = t.tensor.nrows * t.tensor.ncols;
+        g->tensors[i] = t.tensor;
+        g->values[i] = calloc((size_t)n, sizeof(double));
+        for (int64_t k = 0; k < n; k++) {
+            static const double offset[] = {1, -1, 2, -2}, weight[] = {8, -8, -1, 1};
+            double x = tiny_get(&t, k), h = 2e-4, sum = 0;
+            for (int s = 0; s < 4; s++) {
+                double loss, tokens;
+                tiny_put(&t, k, x + offset[s] * h);
+                int rc = engine_eval(e, &b.micro, &loss, &tokens, err);
+                if (rc)
+                    return rc;
+                sum += weight[s] * loss;
+            }
+            tiny_put(&t, k, x);
+            g->values[i][k] = sum / (12 * h);
+        }
+    }
+    return ERR_OK;
+}
+
+static void fp64_against_central_differences(void **state)
+{
+    (void)state;
+    for (int i = 0; i < VARIANTS; i++) {
+        struct tiny c = variant_at(i);
+        struct grads exact, numeric = {.c = c};
+        struct plan p;
+        gradients_of(&c, &exact);
+        tiny_plan(&c, &p);
+        tiny_run(&p, 1, differences, &numeric, NULL);
+        expect_close("fp64 against differences", &exact, &numeric, 1e-6);
+        grads_free(&exact);
+        grads_free(&numeric);
+    }
+}
+
+static void fp32_against_fp64(void **state)
+{
+    (void)state;
+    for (int i = 0; i < VARIANTS; i++) {
+        struct tiny c = variant_at(i);
+        struct grads exact, single;
+        gradients_of(&c, &exact);
+        c.fp64 = false;
+        gradients_of(&c, &single);
+        expect_close("fp32 against fp64", &single, &exact, 1e-4);
+        assert_true(fabs(single.loss / exact.loss - 1) < 1e-6);
+        grads_free(&exact);
+        grads_free(&single);
+    }
+}
+
+/* Sums in another order only: a few thousand roundings of 1e-16 of values of order one. */
+static void shards_against_the_whole(void **state)
+{
+    (void)state;
+    for (int i = 0; i < VARIANTS; i++) {
+        struct tiny c = variant_at(i);
+        struct grads whole, shards;
+        gradients_of(&c, &whole);
+        for (c.tp = 2; c.tp <= c.hk; c.tp *= 2) {
+            gradients_of(&c, &shards);
+            expect_close("shards against the whole", &shards, &whole, 1e-11);
+            assert_true(fabs(shards.loss / whole.loss - 1) < 1e-13);
+            grads_free(&shards);
+        }
+        grads_free(&whole);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(fp64_against_central_differences),
+        cmocka_unit_test(fp32_against_fp64),
+        cmocka_unit_test(shards_against_the_whole),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,222 @@
+/* Small models for the engine's tests: a plan from a few numbers, ranks as threads of a LOCAL
+ * world, weights and tokens that do not depend on the layout. */
+#ifndef BOOST_TESTS_WORKER_TINY_H
+#define BOOST_TESTS_WORKER_TINY_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "worker/engine.h"
+#include "worker/init.h"
+
+struct tiny {
+    bool svd, tied, mlp_silu, fp64;
+    int d, f, r, L, h, hk, V, s;
+    int micro, global, tp;
+    double lr, clip, decay;
+    int64_t seed;
+};
+
+static const struct tiny tiny_default = {
+    .fp64 = true, .d = 8, .f = 12, .r = 3, .L = 2, .h = 4, .hk = 4, .V = 20, .s = 6, .micro = 2, .global = 2,
+    .tp = 1, .lr = 3e-3, .clip = 1, .decay = 0.01, .seed = 1,
+};
+
+/* Through the real path: a spec, resolved, planned. */
+static inline void tiny_plan(const struct tiny *c, struct plan *out)
+{
+    struct error err = {0};
+    Boost__TokenFile file = BOOST__TOKEN_FILE__INIT, *files[] = {&file};
+    Boost__Model model = BOOST__MODEL__INIT;
+    Boost__Parallel parallel = BOOST__PARALLEL__INIT;
+    Boost__Data data = BOOST__DATA__INIT;
+    Boost__Optimizer optimizer = BOOST__OPTIMIZER__INIT;
+    Boost__Run run = BOOST__RUN__INIT;
+    Boost__Checkpoint checkpoint = BOOST__CHECKPOINT__INIT;
+    Boost__JobSpec spec = BOOST__JOB_SPEC__INIT;
+#define PUT(m, field, v) ((m).has_##field = 1, (m).field = (v))
+    file.path = (char *)"/none";
+    PUT(model, factorization, c->svd ? BOOST__FACTORIZATION__VALUE__SVD : BOOST__FACTORIZATION__VALUE__COLA);
+    PUT(model, hidden, c->d);
+    PUT(model, layers, c->L);
+    PUT(model, heads, c->h);
+    PUT(model, kv_heads, c->hk);
+    PUT(model, intermediate, c->f);
+    PUT(model, rank, c->r);
+    PUT(model, vocab, c->V);
+    PUT(model, tie_embeddings, c->tied);
+    PUT(model, mlp_activation, c->mlp_silu ? BOOST__SWITCH__VALUE__ON : BOOST__SWITCH__VALUE__OFF);
+    PUT(parallel, tp, c->tp);
+    PUT(parallel, micro_batch, c->micro);
+    PUT(parallel, global_batch, c->global);
+    data.n_train = 1;
+    data.train = files;
+    PUT(data, seq_len, c->s);
+    PUT(optimizer, lr, c->lr);
+    PUT(optimizer, grad_clip, c->clip);
+    PUT(optimizer, weight_decay, c->decay);
+    PUT(run, steps, 100);
+    PUT(run, seed, c->seed);
+    PUT(run, precision, c->fp64 ? BOOST__PRECISION__VALUE__FP64 : BOOST__PRECISION__VALUE__FP32);
+    checkpoint.dir = (char *)"/none";
+    PUT(spec, spec_version, 1);
+#undef PUT
+    spec.name = (char *)"tiny";
+    spec.model = &model;
+    spec.parallel = &parallel;
+    spec.data = &data;
+    spec.optimizer = &optimizer;
+    spec.run = &run;
+    spec.checkpoint = &checkpoint;
+    Boost__JobSpec *resolved;
+    struct plan_machine machine = {0};
+    if (plan_resolve(&spec, &machine, &resolved, &err) || plan_make(resolved, out, &err))
+        fail_msg("%s (%s)", err.message, err.hint);
+    boost__job_spec__free_unpacked(resolved, NULL);
+}
+
+static inline const struct kernels *tiny_kernels(const struct plan *p)
+{
+    return p->precision == BOOST__PRECISION__VALUE__FP64 ? kernels_cpu_fp64() : kernels_cpu_fp32();
+}
+
+/* ---- ranks as threads ---- */
+
+struct tiny_rank {
+    const struct plan *plan;
+    struct local_world *world;
+    int rank, threads;
+    int (*body)(struct engine *e, int rank, void *arg, struct error *err);
+    void *arg;
+    struct comms comms;
+    int rc;
+    struct error err;
+    pthread_t thread;
+};
+
+static inline void *tiny_rank_main(void *arg)
+{
+    struct tiny_rank *r = arg;
+    struct engine *e = NULL;
+    r->rc = local_comms_join(r->world, r->rank, &r->comms, &r->err);
+    if (!r->rc)
+        r->rc = engine_create(r->plan, tiny_kernels(r->plan), &r->comms, r->rank, r->threads, &e, &r->err);
+    if (!r->rc)
+        r->rc = r->body(e, r->rank, r->arg, &r->err);
+    if (r->rc)
+        local_world_abort(r->world, r->rank);
+    engine_destroy(e);
+    comms_destroy(&r->comms);
+    return NULL;
+}
+
+/* Runs `body` on every rank of the plan, each with an engine; fails the test when one fails. Bodies
+ * may not use cmocka's assertions: they run in threads. counters: NULL, or [world]. */
+static inline void tiny_run(const struct plan *plan, int threads,
+                            int (*body)(struct engine *e, int rank, void *arg, struct error *err), void *arg,
+                            struct comm_counters *counters)
+{
+    struct error err = {0};
+    struct local_world *world;
+    if (local_world_create(plan->world, plan->tp, &world, &err))
+        fail_msg("%s", err.message);
+    struct tiny_rank *ranks = calloc((size_t)plan->world, sizeof *ranks);
+    for (int i = 0; i < plan->world; i++) {
+        ranks[i] = (struct tiny_rank){.plan = plan, .world = world, .rank = i, .threads = threads, .body = body,
+                                      .arg = arg};
+        pthread_create(&ranks[i].thread, NULL, tiny_rank_main, &ranks[i]);
+    }
+    char text[1024] = "";
+    for (int i = 0; i < plan->world; i++) {
+        pthread_join(ranks[i].thread, NULL);
+        if (ranks[i].rc && !text[0])
+            snprintf(text, sizeof text, "rank %d: %s", i, ranks[i].err.message);
+        if (counters)
+            counters[i] = ranks[i].comms.counters;
+    }
+    free(ranks);
+    local_world_destroy(world);
+    if (text[0])
+        fail_msg("%s", text);
+}
+
+/* ---- tensors ---- */
+
+static inline double tiny_get(const struct state_tensor *t, int64_t i)
+{
+    return t->dtype == DTYPE_F64 ? ((const double *)t->device)[i] : (double)((const float *)t->device)[i];
+}
+
+static inline void tiny_put(const struct state_tensor *t, int64_t i, double value)
+{
+    if (t->dtype == DTYPE_F64)
+        ((double *)t->device)[i] = value;
+    else
+        ((float *)t->device)[i] = (float)value;
+}
+
+/* Weights at which no gradient is small: wide embeddings, gains away from one. The values depend on
+ * tensor name and place alone, and are exact in fp32 so that both precisions start equal. */
+static inline void tiny_randomize(struct engine *e, uint64_t seed)
+{
+    for (int64_t i = 0; i < engine_tensor_count(e); i++) {
+        struct state_tensor t;
+        engine_tensor(e, i, STATE_WEIGHT, &t);
+        const struct plan_tensor *p = &t.tensor;
+        uint64_t key = init_key(seed, p->name);
+        for (int64_t row = 0; row < p->nrows; row++)
+            for (int64_t col = 0; col < p->ncols; col++) {
+                double x;
+                init_normal(key, (uint64_t)((p->row0 + row) * p->cols + p->col0 + col), 1, &x);
+                if (p->role == ROLE_GAIN)
+                    x = 1 + 0.3 * x;
+                else
+                    x *= p->role == ROLE_EMBEDDING ? 0.5 : p->role == ROLE_HEAD ? 0.3 : 1.5 * p->init_std;
+                tiny_put(&t, row * p->ncols + col, (double)(float)x);
+            }
+    }
+    struct error err;
+    (void)!engine_weights_changed(e, &err);
+}
+
+/* Tokens of global sample number n, [s + 1]: noisy arithmetic sequences, so that there is something to learn. */
+static inline void tiny_sample(const struct tiny *c, int64_t n, int32_t *out)
+{
+    uint64_t x = init_key((uint64_t)n, "sample");
+    int32_t at = (int32_t)(x % (uint64_t)c->V), step = 1 + (int32_t)((x >> 20) % 3);
+    for (int j = 0; j <= c->s; j++) {
+        out[j] = at;
+        x = x * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        at = (int32_t)((x >> 33) % 8 ? (at + step) % c->V : (int)((x >> 40) % (uint64_t)c->V));
+    }
+}
+
+/* Micro-batch of samples first, first + 1, ...; every `mask`-th target is without loss (0: none). */
+struct tiny_batch {
+    struct micro_batch micro;
+    int32_t inputs[1024], targets[1024];
+};
+static inline void tiny_batch(const struct tiny *c, int64_t first, int mask, struct tiny_batch *b)
+{
+    int32_t window[256];
+    int at = 0;
+    for (int i = 0; i < c->micro; i++) {
+        tiny_sample(c, first + i, window);
+        for (int j = 0; j < c->s; j++, at++) {
+            b->inputs[at] = window[j];
+            b->targets[at] = mask && at % mask == mask - 1 ? -1 : window[j + 1];
+        }
+    }
+    b->micro = (struct micro_batch){b->inputs, b->targets};
+}
+
+#endif

@@ -1,0 +1,316 @@
+/* LOCAL: the ranks are threads of one process and read each other's buffers.
+ *
+ * A call has two meetings. After the first every rank knows every buffer; then
+ * each computes its own part of the result, summing in rank order, so that the
+ * result is the same bit for bit on all ranks and in every run; after the second
+ * the buffers belong to their ranks again. An abort ends waits at the first
+ * meeting only: past it all ranks are inside the call, so none can be missing,
+ * and none may leave while another still reads its buffer. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "worker/comm/comm.h"
+
+enum { MAX_RANKS = 64, BLOCK = 512 /* elements reduced at a time, on the stack */ };
+
+/* What a rank brings to a meeting. */
+struct offer {
+    enum comm_kind kind;
+    enum comm_op op;
+    const struct comm_segment *segments; /* all_reduce */
+    int n;
+    const void *data; /* reduce_scatter, all_gather */
+    int64_t chunk;
+    enum dtype dtype;
+};
+
+struct local_group {
+    struct local_world *world;
+    int size, first, step; /* world rank of member i is first + i * step */
+    pthread_mutex_t lock;
+    pthread_cond_t met;
+    int arrived;
+    unsigned long meeting;
+    struct offer *offers; /* [size] */
+};
+
+struct local_world {
+    int size, tp;
+    atomic_int lost; /* world rank that aborted, or -1 */
+    struct local_group everyone;
+    struct local_group *tp_groups; /* [size / tp] */
+};
+
+static int group_open(struct local_group *g, struct local_world *w, int first, int size)
+{
+    g->offers = calloc((size_t)size, sizeof *g->offers);
+    if (!g->offers)
+        return ERR_NOMEM;
+    g->world = w;
+    g->first = first;
+    g->step = 1;
+    g->size = size;
+    pthread_mutex_init(&g->lock, NULL);
+    pthread_cond_init(&g->met, NULL);
+    return ERR_OK;
+}
+
+static void group_close(struct local_group *g)
+{
+    if (!g->offers)
+        return;
+    pthread_cond_destroy(&g->met);
+    pthread_mutex_destroy(&g->lock);
+    free(g->offers);
+    g->offers = NULL;
+}
+
+int local_world_create(int world, int tp, struct local_world **out, struct error *err)
+{
+    *out = NULL;
+    if (world < 1 || world > MAX_RANKS || tp < 1 || world % tp)
+        return error_set(err, ERR_INVALID, "a local world of %d ranks (of at most %d) cannot hold tp groups of %d", world, MAX_RANKS, tp);
+    struct local_world *w = calloc(1, sizeof *w);
+    int groups = world / tp, rc = ERR_NOMEM;
+    if (w && (w->tp_groups = calloc((size_t)groups, sizeof *w->tp_groups))) {
+        w->size = world;
+        w->tp = tp;
+        atomic_init(&w->lost, -1);
+        rc = group_open(&w->everyone, w, 0, world);
+        for (int i = 0; i < groups && !rc; i++)
+            rc = group_open(&w->tp_groups[i], w, i * tp, tp);
+    }
+    if (rc) {
+        local_world_destroy(w);
+        return error_set(err, rc, "no memory for a local world of %d ranks", world);
+    }
+    *out = w;
+    return ERR_OK;
+}
+
+void local_world_destroy(struct local_world *w)
+{
+    if (!w)
+        return;
+    for (int i = 0; w->tp_groups && i < w->size / w->tp; i++)
+        group_close(&w->tp_groups[i]);
+    group_close(&w->everyone);
+    free(w->tp_groups);
+    free(w);
+}
+
+static void wake(struct local_group *g)
+{
+    pthread_mutex_lock(&g->lock);
+    pthread_cond_broadcast(&g->met);
+    pthread_mutex_unlock(&g->lock);
+}
+
+void local_world_abort(struct local_world *w, int rank)
+{
+    int none = -1;
+    atomic_compare_exchange_strong(&w->lost, &none, rank); /* the first one is the cause */
+    wake(&w->everyone);
+    for (int i = 0; i < w->size / w->tp; i++)
+        wake(&w->tp_groups[i]);
+}
+
+/* Waits until all members are here; false when the world was aborted first. */
+static bool meet(struct local_group *g, bool may_abort)
+{
+    bool here = true;
+    pthread_mutex_lock(&g->lock);
+    unsigned long meeting = g->meeting;
+    if (may_abort && atomic_load(&g->world->lost) >= 0) {
+        here = false;
+    } else if (++g->arrived == g->size) {
+        g->arrived = 0;
+        g->meeting++;
+        pthread_cond_broadcast(&g->met);
+    } else {
+        while (g->meeting == meeting && !(may_abort && atomic_load(&g->world->lost) >= 0))
+            pthread_cond_wait(&g->met, &g->lock);
+        here = g->meeting != meeting;
+    }
+    pthread_mutex_unlock(&g->lock);
+    return here;
+}
+
+static bool same_call(const struct offer *a, const struct offer *b)
+{
+    if (a->kind != b->kind || a->op != b->op || a->n != b->n || a->chunk != b->chunk || a->dtype != b->dtype)
+        return false;
+    for (int i = 0; i < a->n; i++)
+        if (a->segments[i].count != b->segments[i].count || a->segments[i].dtype != b->segments[i].dtype)
+            return false;
+    return true;
+}
+
+/* First meeting. */
+static int open_call(struct comm *c, const struct offer *mine, struct error *err)
+{
+    struct local_group *g = c->state;
+    g->offers[c->rank] = *mine;
+    if (!meet(g, true))
+        return error_set(err, ERR_PEER_LOST, "rank %d is gone", atomic_load(&g->world->lost));
+    /* All ranks compare all offers, so all come to the same verdict and none stays behind. */
+    for (int i = 1; i < g->size; i++)
+        if (!same_call(&g->offers[0], &g->offers[i])) {
+            meet(g, false);
+            return error_set(err, ERR_INTERNAL, "ranks %d and %d are in different calls", g->first,
+                             g->first + i * g->step);
+        }
+    return ERR_OK;
+}
+
+static void close_call(struct comm *c)
+{
+    meet(c->state, false);
+}
+
+/* A NaN wins a maximum, so that it is seen. */
+#define REDUCE(type) \
+    do { \
+        type acc[BLOCK]; \
+        for (int64_t i = 0; i < n; i++) \
+            acc[i] = ((const type *)in[0])[at + i]; \
+        for (int r = 1; r < ranks; r++) { \
+            const type *x = (const type *)in[r] + at; \
+            if (op == COMM_SUM) \
+                for (int64_t i = 0; i < n; i++) \
+                    acc[i] += x[i]; \
+            else \
+                for (int64_t i = 0; i < n; i++) \
+                    acc[i] = x[i] > acc[i] || x[i] != x[i] ? x[i] : acc[i]; \
+        } \
+        for (int r = 0; r < outs; r++) \
+            memcpy((type *)out[r] + (outs > 1 ? at : at - from), acc, (size_t)n * sizeof(type)); \
+    } while (0)
+
+/* Elements [from, to) of every `in`, reduced in rank order, into the same place of every `out`
+ * (several outs) or to the start of the only one. */
+static void reduce(enum dtype dtype, enum comm_op op, int ranks, const void *const *in, int outs, void *const *out,
+                   int64_t from, int64_t to)
+{
+    for (int64_t at = from; at < to; at += BLOCK) {
+        int64_t n = to - at < BLOCK ? to - at : BLOCK;
+        if (dtype == DTYPE_F64)
+            REDUCE(double);
+        else
+            REDUCE(float);
+    }
+}
+
+static int check_dtype(enum dtype dtype, struct error *err)
+{
+    if (dtype == DTYPE_F32 || dtype == DTYPE_F64)
+        return ERR_OK;
+    return error_set(err, ERR_UNSUPPORTED, "LOCAL does not reduce %s", dtype_name(dtype));
+}
+
+static int local_all_reduce(struct comm *c, struct kstream *ks, const struct comm_segment *segments, int n,
+                            enum comm_op op, struct error *err)
+{
+    (void)ks;
+    struct local_group *g = c->state;
+    for (int i = 0; i < n; i++)
+        if (check_dtype(segments[i].dtype, err))
+            return ERR_UNSUPPORTED;
+    struct offer mine = {.kind = COMM_ALL_REDUCE, .op = op, .segments = segments, .n = n};
+    int rc = open_call(c, &mine, err);
+    if (rc)
+        return rc;
+    /* Each rank reduces its own range and writes it to everyone: no one else touches that range. */
+    for (int i = 0; i < n; i++) {
+        void *data[MAX_RANKS];
+        for (int r = 0; r < g->size; r++)
+            data[r] = g->offers[r].segments[i].data;
+        int64_t count = segments[i].count;
+        reduce(segments[i].dtype, op, g->size, (const void *const *)data, g->size, data, count * c->rank / g->size,
+               count * (c->rank + 1) / g->size);
+    }
+    close_call(c);
+    return ERR_OK;
+}
+
+static int local_reduce_scatter(struct comm *c, struct kstream *ks, void *data, void *out, int64_t chunk,
+                                enum dtype dtype, struct error *err)
+{
+    (void)ks;
+    struct local_group *g = c->state;
+    if (check_dtype(dtype, err))
+        return ERR_UNSUPPORTED;
+    struct offer mine = {.kind = COMM_REDUCE_SCATTER, .data = data, .chunk = chunk, .dtype = dtype};
+    int rc = open_call(c, &mine, err);
+    if (rc)
+        return rc;
+    const void *in[MAX_RANKS];
+    for (int r = 0; r < g->size; r++)
+        in[r] = g->offers[r].data;
+    /* Chunk `rank` of every buffer is read by this rank alone. */
+    reduce(dtype, COMM_SUM, g->size, in, 1, &out, chunk * c->rank, chunk * (c->rank + 1));
+    char *own = (char *)data + (size_t)(chunk * c->rank) * dtype_size(dtype);
+    if (own != out)
+        memcpy(own, out, (size_t)chunk * dtype_size(dtype));
+    close_call(c);
+    return ERR_OK;
+}
+
+static int local_all_gather(struct comm *c, struct kstream *ks, const void *in, void *out, int64_t chunk,
+                            enum dtype dtype, struct error *err)
+{
+    (void)ks;
+    struct local_group *g = c->state;
+    struct offer mine = {.kind = COMM_ALL_GATHER, .data = in, .chunk = chunk, .dtype = dtype};
+    int rc = open_call(c, &mine, err);
+    if (rc)
+        return rc;
+    size_t bytes = (size_t)chunk * dtype_size(dtype);
+    for (int r = 0; r < g->size; r++) {
+        char *to = (char *)out + (size_t)r * bytes;
+        if (to != g->offers[r].data)
+            memcpy(to, g->offers[r].data, bytes);
+    }
+    close_call(c);
+    return ERR_OK;
+}
+
+static void local_destroy(struct comm *c)
+{
+    (void)c; /* the groups are the world's */
+}
+
+static const struct comm_backend local_backend = {
+    .name = "LOCAL",
+    .all_reduce = local_all_reduce,
+    .reduce_scatter = local_reduce_scatter,
+    .all_gather = local_all_gather,
+    .destroy = local_destroy,
+};
+
+static void join(struct local_group *g, enum comm_group group, int rank, int world_rank, struct comms *comms,
+                 struct comm *c)
+{
+    *c = (struct comm){
+        .backend = &local_backend,
+        .group = group,
+        .rank = rank,
+        .size = g->size,
+        .world_rank = world_rank,
+        .counters = &comms->counters,
+        .seconds = &comms->seconds,
+        .state = g,
+    };
+}
+
+int local_comms_join(struct local_world *w, int rank, struct comms *out, struct error *err)
+{
+    memset(out, 0, sizeof *out);
+    if (rank < 0 || rank >= w->size)
+        return error_set(err, ERR_INVALID, "rank %d is not in a local world of %d", rank, w->size);
+    join(&w->everyone, GROUP_WORLD, rank, rank, out, &out->world);
+    join(&w->tp_groups[rank / w->tp], GROUP_TP, rank % w->tp, rank, out, &out->tp);
+    return ERR_OK;
+}

@@ -1,0 +1,216 @@
+/* engine.h: making an engine, its memory and its state. The step is in step.c. */
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "worker/engine_internal.h"
+
+_Static_assert(sizeof(struct step_block) <= PLAN_BLOCK_BYTES, "the plan's arena has room for the step block");
+
+void *engine_buffer(const struct engine *e, enum plan_buffer buffer, int64_t layer)
+{
+    const struct plan_place *at = &e->places.at[buffer];
+    return e->arena + at->offset + layer * at->stride;
+}
+
+void *act_at(const struct engine *e, const void *base, int64_t elements)
+{
+    return (char *)base + elements * (int64_t)dtype_size(e->k->act);
+}
+
+static const struct strategy *find_strategy(const struct plan *p)
+{
+    return p->strategy == BOOST__STRATEGY__VALUE__BTP ? &strategy_btp : NULL;
+}
+
+static struct param param_at(const struct engine *e, int64_t offset)
+{
+    char *weights = engine_buffer(e, BUF_WEIGHTS, 0), *grads = engine_buffer(e, BUF_GRADS, 0);
+    return (struct param){weights + offset * (int64_t)dtype_size(e->k->act),
+                          grads + offset * (int64_t)dtype_size(e->k->grad)};
+}
+
+/* Where a tensor of a block belongs; NULL for the later branches of a group, which follow the first. */
+static struct param *slot_of(struct layer *l, const struct plan_tensor *t)
+{
+    if (t->role == ROLE_GAIN)
+        return t->projection == PROJ_Q ? &l->norm1 : &l->norm2;
+    bool down = t->role == ROLE_DOWN;
+    switch (t->projection) {
+    case PROJ_Q:
+        return down ? &l->a_qkv : &l->b_q;
+    case PROJ_K:
+        return down ? NULL : &l->b_k;
+    case PROJ_O:
+        return down ? &l->a_o : &l->b_o;
+    case PROJ_GATE:
+        return down ? &l->a_gu : &l->b_gate;
+    case PROJ_DOWN:
+        return down ? &l->a_down : &l->b_down;
+    default:
+        return NULL;
+    }
+}
+
+static void bind_parameters(struct engine *e)
+{
+    for (int64_t i = 0; i < e->tensor_count; i++) {
+        const struct plan_tensor *t = &e->tensors[i];
+        struct param *to;
+        if (t->role == ROLE_EMBEDDING)
+            to = &e->embedding;
+        else if (t->role == ROLE_HEAD)
+            to = &e->head;
+        else if (t->layer < 0)
+            to = &e->norm;
+        else
+            to = slot_of(&e->layers[t->layer], t);
+        if (to)
+            *to = param_at(e, t->offset);
+        if (t->role == ROLE_HEAD || (t->role == ROLE_EMBEDDING && e->plan->tied)) {
+            e->vocab_first = t->row0;
+            e->vocab_rows = t->nrows;
+        }
+    }
+    if (e->plan->tied)
+        e->head = e->embedding;
+}
+
+static void describe(struct engine *e)
+{
+    const struct plan *p = e->plan;
+    e->w = p->d / p->tp;
+    e->wk = p->hk * p->e / p->tp;
+    e->fw = p->f / p->tp;
+    e->attention = (struct attention){.b = p->micro_batch, .s = p->s, .h = p->h / p->tp, .hk = p->hk / p->tp,
+                                      .e = p->e, .ldq = e->w, .ldk = e->wk, .ldv = e->wk, .ldo = e->w};
+    size_t forward = e->k->attention_workspace(&e->attention, false);
+    size_t backward = e->k->attention_workspace(&e->attention, true);
+    e->backend = (struct plan_backend){.act = e->k->act, .stat = e->k->stat, .grad = e->k->grad,
+                                       .attention_workspace = (int64_t)(forward > backward ? forward : backward)};
+    plan_arena(p, &e->backend, &e->places);
+}
+
+int engine_create(const struct plan *plan, const struct kernels *k, struct comms *comms, int rank, int threads,
+                  struct engine **out, struct error *err)
+{
+    *out = NULL;
+    int rc = ERR_OK;
+    struct engine *e = calloc(1, sizeof *e);
+    if (!e)
+        return error_set(err, ERR_NOMEM, "no memory for the engine of rank %d", rank);
+    *e = (struct engine){.plan = plan, .k = k, .comms = comms, .rank = rank, .tp_rank = plan_tp_rank(plan, rank)};
+    e->strategy = find_strategy(plan);
+    if (!e->strategy || plan->pp != 1 || plan->dp != 1) {
+        rc = error_set(err, ERR_UNSUPPORTED, "the engine has strategy BTP with pp = dp = 1 only");
+        goto out;
+    }
+    if (comms->tp.size != plan->tp || comms->tp.rank != e->tp_rank || comms->world.size != plan->world) {
+        rc = error_set(err, ERR_INTERNAL, "rank %d of a plan with tp = %d got groups of tp %d and world %d", rank,
+                       plan->tp, comms->tp.size, comms->world.size);
+        goto out;
+    }
+    describe(e);
+    e->tensor_count = plan_tensor_count(plan);
+    e->tensors = calloc((size_t)e->tensor_count, sizeof *e->tensors);
+    e->layers = calloc((size_t)plan->L, sizeof *e->layers);
+    if (!e->tensors || !e->layers) {
+        rc = error_set(err, ERR_NOMEM, "no memory for %lld tensor records", (long long)e->tensor_count);
+        goto out;
+    }
+    for (int64_t i = 0; i < e->tensor_count; i++)
+        plan_tensor_at(plan, rank, i, &e->tensors[i]);
+
+    struct plan_memory memory;
+    plan_memory(plan, &e->backend, &memory);
+    assert(memory.total == e->places.total);
+    rc = k->stream_create(threads, &e->ks, err);
+    if (rc)
+        goto out;
+    e->arena = k->alloc((size_t)memory.total, err);
+    if (!e->arena) {
+        rc = ERR_NOMEM;
+        goto out;
+    }
+    k->zero(e->ks, e->arena, (size_t)memory.total);
+    bind_parameters(e);
+    e->block = engine_buffer(e, BUF_BLOCK, 0);
+    rc = k->stream_sync(e->ks, err);
+out:
+    if (rc) {
+        engine_destroy(e);
+        return rc;
+    }
+    *out = e;
+    return ERR_OK;
+}
+
+void engine_destroy(struct engine *e)
+{
+    if (!e)
+        return;
+    if (e->arena)
+        e->k->release(e->arena);
+    if (e->ks)
+        e->k->stream_destroy(e->ks);
+    free(e->tensors);
+    free(e->layers);
+    free(e);
+}
+
+int64_t engine_tensor_count(const struct engine *e)
+{
+    return e->tensor_count;
+}
+
+void engine_tensor(const struct engine *e, int64_t i, enum state_kind kind, struct state_tensor *out)
+{
+    static const enum plan_buffer buffers[STATE_KINDS] = {BUF_MASTER, BUF_MOMENT1, BUF_MOMENT2, BUF_GRADS};
+    assert(i >= 0 && i < e->tensor_count && (unsigned)kind < STATE_KINDS);
+    enum plan_buffer buffer = buffers[kind];
+    if (kind == STATE_WEIGHT && !e->places.at[BUF_MASTER].bytes)
+        buffer = BUF_WEIGHTS; /* act = grad: the weights are their own master */
+    char *base = engine_buffer(e, buffer, 0);
+    *out = (struct state_tensor){
+        .tensor = e->tensors[i],
+        .kind = kind,
+        .dtype = e->k->grad,
+        .device = base + e->tensors[i].offset * (int64_t)dtype_size(e->k->grad),
+    };
+}
+
+int engine_weights_changed(struct engine *e, struct error *err)
+{
+    if (e->places.at[BUF_MASTER].bytes)
+        e->k->cast(e->ks, e->k->act, engine_buffer(e, BUF_WEIGHTS, 0), e->k->grad, engine_buffer(e, BUF_MASTER, 0),
+                   plan_parameter_elements(e->plan));
+    return e->k->stream_sync(e->ks, err);
+}
+
+double engine_adam_t(struct engine *e)
+{
+    e->k->download(e->ks, &e->host.adam_t, &e->block->adam_t, sizeof e->host.adam_t);
+    return e->k->stream_sync(e->ks, NULL) ? 0 : e->host.adam_t;
+}
+
+int engine_set_adam_t(struct engine *e, double t, struct error *err)
+{
+    e->host.adam_t = t;
+    e->k->upload(e->ks, &e->block->adam_t, &e->host.adam_t, sizeof e->host.adam_t);
+    return e->k->stream_sync(e->ks, err);
+}
+
+const struct kernels *engine_kernels(const struct engine *e)
+{
+    return e->k;
+}
+
+struct kstream *engine_stream(const struct engine *e)
+{
+    return e->ks;
+}
+
+double engine_gemm_seconds(const struct engine *e)
+{
+    return e->k->gemm_seconds(e->ks);
+}

@@ -1,0 +1,114 @@
+/* init.h, and the engine's initial weights. */
+#include "worker/init.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "worker/engine_internal.h"
+
+/* The finaliser of MurmurHash3: every input bit reaches every output bit. */
+static uint64_t mix(uint64_t x)
+{
+    x ^= x >> 33;
+    x *= UINT64_C(0xff51afd7ed558ccd);
+    x ^= x >> 33;
+    x *= UINT64_C(0xc4ceb9fe1a85ec53);
+    x ^= x >> 33;
+    return x;
+}
+
+uint64_t init_key(uint64_t seed, const char *name)
+{
+    uint64_t h = UINT64_C(0xcbf29ce484222325); /* FNV-1a, 64 bits */
+    for (const unsigned char *c = (const unsigned char *)name; *c; c++)
+        h = (h ^ *c) * UINT64_C(0x100000001b3);
+    return mix(h ^ mix(seed + UINT64_C(0x9e3779b97f4a7c15)));
+}
+
+static void philox(uint64_t key, uint64_t counter, uint64_t out[2])
+{
+    uint32_t c0 = (uint32_t)counter, c1 = (uint32_t)(counter >> 32), c2 = 0, c3 = 0;
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    for (int round = 0; round < 10; round++) {
+        uint64_t a = UINT64_C(0xD2511F53) * c0, b = UINT64_C(0xCD9E8D57) * c2;
+        uint32_t next0 = (uint32_t)(b >> 32) ^ c1 ^ k0, next2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
+        c1 = (uint32_t)b;
+        c3 = (uint32_t)a;
+        c0 = next0;
+        c2 = next2;
+        k0 += UINT32_C(0x9E3779B9);
+        k1 += UINT32_C(0xBB67AE85);
+    }
+    out[0] = (uint64_t)c1 << 32 | c0;
+    out[1] = (uint64_t)c3 << 32 | c2;
+}
+
+/* Numbers 2 pair and 2 pair + 1. */
+static void normal_pair(uint64_t key, uint64_t pair, double out[2])
+{
+    uint64_t bits[2];
+    philox(key, pair, bits);
+    double u = ((double)(bits[0] >> 11) + 1) * 0x1p-53; /* (0, 1]: its logarithm is finite */
+    double angle = 2 * acos(-1.0) * ((double)(bits[1] >> 11) * 0x1p-53);
+    double radius = sqrt(-2 * log(u));
+    out[0] = radius * cos(angle);
+    out[1] = radius * sin(angle);
+}
+
+void init_normal(uint64_t key, uint64_t first, int64_t n, double *out)
+{
+    for (int64_t i = 0; i < n;) {
+        uint64_t at = first + (uint64_t)i;
+        double pair[2];
+        normal_pair(key, at / 2, pair);
+        for (uint64_t half = at % 2; half < 2 && i < n; half++)
+            out[i++] = pair[half];
+    }
+}
+
+/* Rows of this rank's slice, a few at a time through host memory. */
+static int init_tensor(struct engine *e, const struct state_tensor *t, double *row, void *host, struct error *err)
+{
+    const struct plan_tensor *p = &t->tensor;
+    uint64_t key = init_key(e->plan->init_seed, p->name);
+    size_t row_bytes = (size_t)p->ncols * dtype_size(t->dtype);
+    for (int64_t i = 0; i < p->nrows; i++) {
+        if (p->role == ROLE_GAIN) {
+            for (int64_t j = 0; j < p->ncols; j++)
+                row[j] = 1;
+        } else {
+            init_normal(key, (uint64_t)(p->row0 + i) * (uint64_t)p->cols + (uint64_t)p->col0, p->ncols, row);
+            for (int64_t j = 0; j < p->ncols; j++)
+                row[j] *= p->init_std;
+        }
+        for (int64_t j = 0; j < p->ncols; j++) {
+            if (t->dtype == DTYPE_F64)
+                ((double *)host)[j] = row[j];
+            else
+                ((float *)host)[j] = (float)row[j];
+        }
+        e->k->upload(e->ks, (char *)t->device + (size_t)i * row_bytes, host, row_bytes);
+        int rc = e->k->stream_sync(e->ks, err); /* `host` is used again */
+        if (rc)
+            return rc;
+    }
+    return ERR_OK;
+}
+
+int engine_init_weights(struct engine *e, struct error *err)
+{
+    int64_t widest = 0;
+    for (int64_t i = 0; i < e->tensor_count; i++)
+        if (e->tensors[i].ncols > widest)
+            widest = e->tensors[i].ncols;
+    double *row = malloc((size_t)widest * sizeof *row), *host = malloc((size_t)widest * sizeof *host);
+    int rc = row && host ? ERR_OK : error_set(err, ERR_NOMEM, "no memory for initial weights");
+    for (int64_t i = 0; i < e->tensor_count && !rc; i++) {
+        struct state_tensor t;
+        engine_tensor(e, i, STATE_WEIGHT, &t);
+        rc = init_tensor(e, &t, row, host, err);
+    }
+    free(row);
+    free(host);
+    return rc ? rc : engine_weights_changed(e, err);
+}
