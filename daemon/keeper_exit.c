@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,13 +14,34 @@
 
 enum { DONE_MAX = 64 << 10, RECORD_ROOM = 8 << 10, ERROR_TEXT = 2048 };
 
+bool rank_file_regular(const char *path)
+{
+    struct stat st;
+    return lstat(path, &st) == 0 && S_ISREG(st.st_mode);
+}
+
+bool rank_status_read(const char *run_dir, int rank, struct rank_status *out)
+{
+    char path[PATH_MAX];
+    if (rank_file_path(path, sizeof path, run_dir, rank, "status", NULL))
+        return false;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0)
+        return false;
+    ssize_t n = pread(fd, out, sizeof *out, 0);
+    close(fd);
+    out->collective[sizeof out->collective - 1] = out->doing[sizeof out->doing - 1] = '\0';
+    return n == sizeof *out && out->magic == RANK_STATUS_MAGIC;
+}
+
 Boost__DoneRecord *rank_done_read(const Boost__AttemptStart *start, int rank)
 {
     char path[PATH_MAX];
     struct buffer packed;
     buffer_init(&packed, DONE_MAX);
     Boost__DoneRecord *done = NULL;
-    if (!rank_file_path(path, sizeof path, start->run_dir, rank, "done", NULL) && !fs_read_file(path, &packed, NULL))
+    if (!rank_file_path(path, sizeof path, start->run_dir, rank, "done", NULL) && rank_file_regular(path) &&
+        !fs_read_file(path, &packed, NULL))
         done = boost__done_record__unpack(NULL, packed.len, packed.data);
     buffer_free(&packed);
     if (done && !(done->has_why && done->job == start->job && done->attempt == start->attempt && done->rank == rank)) {
@@ -31,11 +53,10 @@ Boost__DoneRecord *rank_done_read(const Boost__AttemptStart *start, int rank)
 
 static bool read_step(const char *run_dir, int rank, int64_t *step)
 {
-    struct rank_status *page = rank_file_map(run_dir, rank, "status", RANK_STATUS_MAGIC, 0, NULL);
-    if (!page)
+    struct rank_status status;
+    if (!rank_status_read(run_dir, rank, &status))
         return false;
-    *step = __atomic_load_n(&page->step, __ATOMIC_ACQUIRE);
-    rank_file_unmap(page);
+    *step = status.step;
     return true;
 }
 

@@ -1,4 +1,7 @@
-/* The record of one rank's end, rank-<r>.exit. */
+/* What a rank leaves in its run directory, and the record of its end, rank-<r>.exit.
+ *
+ * The directory belongs to the job's user, and readers may be root: nothing here follows
+ * a link, waits on a fifo or maps a page that the user could cut short. */
 #ifndef BOOST_DAEMON_KEEPER_EXIT_H
 #define BOOST_DAEMON_KEEPER_EXIT_H
 
@@ -7,6 +10,7 @@
 
 #include "proto/base/buffer.h"
 #include "proto/base/error.h"
+#include "proto/rankfiles.h"
 #include "proto/worker.pb-c.h"
 
 /* What is known of an end apart from the rank's own files. */
@@ -27,6 +31,10 @@ MUST_USE int rank_exit_write(const Boost__AttemptStart *start, const struct rank
                              struct error *err);
 /* Room on the disk for rank_exit_write of `ranks` ranks; failure only loses that reserve. */
 MUST_USE int rank_exit_reserve(const char *run_dir, int ranks, struct error *err);
+/* A regular file, and no link to one. */
+bool rank_file_regular(const char *path);
+/* A copy of the status page; false when there is none. */
+bool rank_status_read(const char *run_dir, int rank, struct rank_status *out);
 /* The rank's DONE record, when there is a valid one of this attempt; the caller frees it. */
 Boost__DoneRecord *rank_done_read(const Boost__AttemptStart *start, int rank);
 

@@ -229,7 +229,7 @@ int keeper_rank_start(const struct rank_launch *launch, struct rank_process *out
     char rank_text[16];
     gid_t groups[256];
     snprintf(rank_text, sizeof rank_text, "%d", s->ranks[launch->local_rank]);
-    char *argv[] = {s->worker_path, s->run_dir, rank_text, NULL};
+    char *argv[] = {s->worker_path, "--run-dir", s->run_dir, "--rank", rank_text, NULL};
     c.argv = argv;
     c.workdir = s->spec && s->spec->workdir && *s->spec->workdir ? s->spec->workdir : s->run_dir;
     int rc = find_groups(&c, s, groups, sizeof groups / sizeof *groups, err);

@@ -18,7 +18,7 @@ struct rank_process {
     int output_fd; /* read end of its stdout and stderr, non-blocking */
 };
 
-/* Runs `<worker_path> <run_dir> <rank>` as the job's user with stdin from /dev/null and no descriptor
+/* Runs `<worker_path> --run-dir <run_dir> --rank <rank>` as the job's user with stdin from /dev/null and no descriptor
  * but 0, 1, 2; the working directory is the spec's workdir, else the run directory. The environment is the
  * caller's, then BOOST_* and OMP_NUM_THREADS, then the spec's.
  * On failure nothing runs, and err->code is ERR_INVALID when the job is at fault (its workdir), else another. */

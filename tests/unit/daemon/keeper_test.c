@@ -715,8 +715,8 @@ static void test_missing_log_is_empty(void **state)
 int main(int argc, char **argv)
 {
     const char *what = getenv("KEEPER_TEST");
-    if (what && argc == 3)
-        return worker(what, argv[1], (int)strtol(argv[2], NULL, 10));
+    if (what && argc == 5) /* --run-dir DIR --rank R */
+        return worker(what, argv[2], (int)strtol(argv[4], NULL, 10));
     ssize_t n = readlink("/proc/self/exe", self_path, sizeof self_path - 1);
     if (n <= 0)
         return 1;
