@@ -1,0 +1,237 @@
+/* Streams, memory, casts, the fast exponential, the choice of instruction set, and independence of the threads. */
+#include "check.h"
+
+#include <float.h>
+
+#include "kernels/cpu/fp32_loops.h"
+
+static void test_stream_arguments(void **state)
+{
+    (void)state;
+    const struct kernels *backends[] = {kernels_cpu_fp64(), kernels_cpu_fp32()};
+    for (int i = 0; i < 2; i++) {
+        struct error err;
+        struct kstream *ks;
+        assert_int_equal(backends[i]->stream_create(0, &ks, &err), ERR_INVALID);
+        assert_null(ks);
+        backends[i]->stream_destroy(NULL);
+        void *p = backends[i]->alloc(0, &err);
+        assert_non_null(p);
+        backends[i]->release(p);
+        assert_null(backends[i]->alloc(SIZE_MAX - 5, &err));
+        assert_int_equal(err.code, ERR_NOMEM);
+    }
+    setenv("BOOST_CPU_ISA", "vax", 1);
+    struct error err;
+    struct kstream *ks;
+    assert_int_equal(kernels_cpu_fp32()->stream_create(1, &ks, &err), ERR_INVALID);
+    assert_non_null(strstr(err.message, "vax"));
+    unsetenv("BOOST_CPU_ISA");
+}
+
+/* Every slot of both tables is filled. */
+static void test_tables_are_complete(void **state)
+{
+    (void)state;
+    const struct kernels *backends[] = {kernels_cpu_fp64(), kernels_cpu_fp32()};
+    for (int i = 0; i < 2; i++) {
+        const char *at = (const char *)backends[i] + offsetof(struct kernels, stream_create);
+        const char *end = (const char *)backends[i] + offsetof(struct kernels, adamw);
+        for (; at <= end; at += sizeof(void (*)(void))) {
+            void *slot;
+            memcpy(&slot, at, sizeof slot);
+            assert_non_null(slot);
+        }
+    }
+}
+
+/* ---- cast ----------------------------------------------------------------------------------- */
+
+static uint16_t bf16_of(double x)
+{
+    struct error err;
+    const struct kernels *k = kernels_cpu_fp32();
+    struct kstream *ks;
+    uint16_t out;
+    assert_int_equal(k->stream_create(1, &ks, &err), ERR_OK);
+    k->cast(ks, DTYPE_BF16, &out, DTYPE_F64, &x, 1);
+    k->stream_destroy(ks);
+    return out;
+}
+
+static void casts(struct variant *v)
+{
+    enum { N = 4000 };
+    double x[N], back[N];
+    float f[N];
+    uint16_t h[N];
+    for (int i = 0; i < N; i++)
+        x[i] = ldexp(random_value(v, 1), (int)random_below(v, 60) - 30) * (1 + 0x1p-40);
+    v->k->cast(v->ks, DTYPE_F32, f, DTYPE_F64, x, N);
+    for (int i = 0; i < N; i++)
+        assert_true(f[i] == (float)x[i]);
+    v->k->cast(v->ks, DTYPE_F64, back, DTYPE_F32, f, N);
+    for (int i = 0; i < N; i++)
+        assert_true(back[i] == (double)f[i]);
+    v->k->cast(v->ks, DTYPE_BF16, h, DTYPE_F64, x, N);
+    v->k->cast(v->ks, DTYPE_F64, back, DTYPE_BF16, h, N);
+    for (int i = 0; i < N; i++) {
+        /* The nearest of 8 significant bits. */
+        int exponent;
+        double scaled = ldexp(frexp(x[i], &exponent), 8);
+        assert_true(back[i] == ldexp(nearbyint(scaled), exponent - 8));
+    }
+    uint16_t again[N];
+    v->k->cast(v->ks, DTYPE_BF16, again, DTYPE_F64, back, N);
+    assert_memory_equal(again, h, sizeof h);
+}
+
+static void test_cast(void **state)
+{
+    (void)state;
+    each_variant(casts);
+    assert_int_equal(bf16_of(1), 0x3f80);
+    assert_int_equal(bf16_of(1 + 0x1p-8), 0x3f80);            /* a tie goes to even, below */
+    assert_int_equal(bf16_of(1 + 3 * 0x1p-8), 0x3f82);        /* and above */
+    assert_int_equal(bf16_of(1 + 0x1p-8 + 0x1p-45), 0x3f81);  /* just over the tie: float would say "tie" */
+    assert_int_equal(bf16_of(1 + 3 * 0x1p-8 - 0x1p-45), 0x3f81);
+    assert_int_equal(bf16_of(-(1 + 0x1p-8 + 0x1p-45)), 0xbf81);
+    assert_int_equal(bf16_of(INFINITY), 0x7f80);
+    assert_int_equal(bf16_of(-1e300), 0xff80);
+    assert_int_equal(bf16_of(0x1.fefp127), 0x7f7f); /* below the middle between the largest and infinity */
+    assert_int_equal(bf16_of(0x1.ffp127), 0x7f80);
+    assert_int_equal(bf16_of(-0.0), 0x8000);
+    assert_int_equal(bf16_of(1e-300), 0);
+    assert_int_equal(bf16_of(0x1p-133), 0x0001); /* the smallest denormal */
+    uint16_t nan = bf16_of(NAN);
+    assert_true((nan & 0x7f80) == 0x7f80 && (nan & 0x7f) != 0);
+}
+
+static void bad_cast(struct variant *v)
+{
+    int32_t i = 1;
+    double x = 1;
+    struct error err;
+    v->k->cast(v->ks, DTYPE_F64, &x, DTYPE_I32, &i, 1);
+    assert_int_equal(v->k->stream_sync(v->ks, &err), ERR_INTERNAL);
+    assert_non_null(strstr(err.message, "I32"));
+}
+
+static void test_bad_cast(void **state)
+{
+    (void)state;
+    each_variant(bad_cast);
+}
+
+/* ---- the exponential ---------------------------------------------------------------------------- */
+
+static void check_exponential(const char *isa)
+{
+    enum { N = 1 << 20 };
+    const struct fp32_loops *loops;
+    struct error err;
+    setenv("BOOST_CPU_ISA", isa, 1);
+    int rc = fp32_loops_choose(&loops, &err);
+    unsetenv("BOOST_CPU_ISA");
+    if (rc != ERR_OK)
+        return;
+    float *x = malloc(N * sizeof *x), *y = malloc(N * sizeof *y);
+    assert_non_null(x);
+    assert_non_null(y);
+    for (int i = 0; i < N; i++)
+        x[i] = (float)(-86.6 + (88.7 + 86.6) * i / (N - 1));
+    loops->exponential(N, x, y);
+    double worst = 0;
+    for (int i = 0; i < N; i++) {
+        double want = exp((double)x[i]);
+        double ulp = ldexp(1, ilogb(want) - 23);
+        worst = fmax(worst, fabs((double)y[i] - want) / ulp);
+    }
+    print_message("%s: exponential within %.3f units in the last place\n", isa, worst);
+    assert_true(worst <= 1.5);
+    float special[9] = {0, -0.0f, -87, -1000, -INFINITY, 89, 1e30f, INFINITY, NAN}, out[9];
+    loops->exponential(9, special, out);
+    assert_true(out[0] == 1 && out[1] == 1);
+    assert_true(out[2] == 0 && out[3] == 0 && out[4] == 0);
+    assert_true(isinf(out[5]) && isinf(out[6]) && isinf(out[7]) && out[5] > 0);
+    assert_true(isnan(out[8]));
+    free(x);
+    free(y);
+}
+
+static void test_exponential(void **state)
+{
+    (void)state;
+    check_exponential("baseline");
+    check_exponential("avx2");
+    check_exponential("avx512");
+}
+
+/* ---- threads --------------------------------------------------------------------------------------- */
+
+/* Our own loops give the same bits for every number of threads. */
+static void run_loops(int threads, float *out, int64_t n_out)
+{
+    enum { T = 300, W = 192 };
+    struct error err;
+    const struct kernels *k = kernels_cpu_fp32();
+    struct kstream *ks;
+    assert_int_equal(k->stream_create(threads, &ks, &err), ERR_OK);
+    struct variant *v = calloc(1, sizeof *v);
+    assert_non_null(v);
+    v->k = k;
+    v->ks = ks;
+    v->random = 5;
+    double *x = host_random(v, T * W, 1), *y = host_random(v, T * W, 1), *g = host_random(v, W, 1), *r = host_random(v, T, 1);
+    float *dx = device_values(v, T * W, x), *dy = device_values(v, T * W, y), *dg = device_values(v, W, g), *dr = device_values(v, T, r);
+    float *S = device_poison(v, T), *sum = device_poison(v, T * W), *n = device_poison(v, T * W), *dgain = device_zero(v, W);
+    float *k_row = device_poison(v, T), *o = device_poison(v, T * 64), *lse = device_poison(v, T);
+    double *acc = device_bytes(v, 16);
+    acc[0] = acc[1] = 0;
+    k->residual_gain(ks, T, W, dx, dy, dg, sum, n, S);
+    k->latent_backward(ks, T, W, W, LATENT_SILU, sum, S, dx, k_row);
+    k->gain_backward(ks, T, W, sum, dg, dr, k_row, dx, true, n, dgain);
+    k->grad_squares(ks, T * W, n, acc);
+    struct attention a = {.b = 3, .s = 100, .h = 1, .hk = 1, .e = 64, .ldq = W, .ldk = W, .ldv = W, .ldo = 64};
+    k->attention_forward(ks, &a, sum, sum + 64, sum + 128, o, lse, device_bytes(v, k->attention_workspace(&a, false)));
+    int64_t at = 0;
+    const struct {
+        const float *p;
+        int64_t n;
+    } parts[] = {{S, T}, {n, T * W}, {dgain, W}, {k_row, T}, {o, T * 64}, {lse, T}, {(float *)acc, 4}};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        assert_true(at + parts[i].n <= n_out);
+        memcpy(out + at, parts[i].p, (size_t)parts[i].n * sizeof *out);
+        at += parts[i].n;
+    }
+    must_sync(v);
+    forget(v);
+    free(v);
+    k->stream_destroy(ks);
+}
+
+static void test_threads_do_not_matter(void **state)
+{
+    (void)state;
+    enum { N = 300 * 192 + 300 * 64 + 2000 };
+    float *one = calloc(N, sizeof *one), *more = calloc(N, sizeof *more);
+    assert_non_null(one);
+    assert_non_null(more);
+    run_loops(1, one, N);
+    for (int threads = 2; threads <= 5; threads++) {
+        run_loops(threads, more, N);
+        assert_memory_equal(one, more, N * sizeof *one);
+    }
+    free(one);
+    free(more);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_stream_arguments), cmocka_unit_test(test_tables_are_complete),
+        cmocka_unit_test(test_cast),             cmocka_unit_test(test_bad_cast),
+        cmocka_unit_test(test_exponential),      cmocka_unit_test(test_threads_do_not_matter),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
