@@ -79,7 +79,7 @@ static int read_integer(const struct reader *r, const ProtobufCFieldDescriptor *
     if (!json_is_number(v) && !json_is_string(v))
         return fail_expected(r, path, "a whole number", v);
     if (!whole_number(v, &negative, &magnitude))
-        return fail(r, path, "not a whole number of type %s", reflect_type_name(f));
+        return fail(r, path, "expected a whole number of type %s", reflect_type_name(f));
     if (magnitude > (negative ? below : above)) {
         fail(r, path, "%s%llu does not fit its type %s", negative ? "-" : "", (unsigned long long)magnitude,
              reflect_type_name(f));
@@ -352,7 +352,8 @@ int json_read(ProtobufCMessage *m, struct arena *a, const char *name, const char
     }
     json_t *tree = json_loadb(text, len, JSON_REJECT_DUPLICATES, &fault);
     if (!tree) {
-        error_set(err, ERR_INVALID, "%s:%d:%d: %s", name, fault.line, fault.column, fault.text);
+        const char *nul = strstr(fault.text, "JSON_ALLOW_NUL") ? "a string cannot hold a NUL byte" : NULL;
+        error_set(err, ERR_INVALID, "%s:%d:%d: %s", name, fault.line, fault.column, nul ? nul : fault.text);
         error_hint(err, "JSON has double quotes around names and strings, no comments and no comma before a '}' or ']'");
         return ERR_INVALID;
     }

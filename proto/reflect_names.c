@@ -116,9 +116,9 @@ int reflect_unknown_enum_error(struct error *err, const char *prefix, const char
     buffer_init(&list, sizeof err->hint);
     for (unsigned i = 0; i < type->n_values; i++)
         buffer_printf(&list, "%s%s", i ? " " : "", type->values[i].name);
-    error_set(err, ERR_INVALID, "%s%s cannot be '%.*s'%s%s%s; it is one of: %s", prefix, where,
-              len > 100 ? 100 : (int)len, name, near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "",
-              list.data ? (char *)list.data : "");
+    error_set(err, ERR_INVALID, "%s%s cannot be '%.*s' (one of %s)%s%s%s", prefix, where, len > 100 ? 100 : (int)len,
+              name, list.data ? (char *)list.data : "", near ? "; did you mean '" : "", near ? near : "",
+              near ? "'?" : "");
     buffer_free(&list);
     return ERR_INVALID;
 }

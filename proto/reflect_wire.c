@@ -18,8 +18,8 @@ static unsigned long offset_of(const struct wire *w)
 
 static int cut_off(const struct wire *w, const char *path)
 {
-    error_set(w->err, ERR_INVALID, "cut off: %s%sthe data end at byte %lu inside a field", path, path[0] ? ": " : "",
-              (unsigned long)(w->end - w->start));
+    error_set(w->err, ERR_INVALID, "the data are cut off at byte %lu, inside %s", (unsigned long)(w->end - w->start),
+              path[0] ? path : "the first field");
     error_hint(w->err, "the file was not written or copied whole; make it again");
     return ERR_INVALID;
 }

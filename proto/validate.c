@@ -17,7 +17,11 @@ struct faults {
     int shown, more;
 };
 
-enum { ROOM_FOR_COUNT = 24, /* "; and 123 more" */ MAX_PAIRS = 256 };
+enum {
+    ROOM_FOR_COUNT = 24, /* "; and 123 more" */
+    MAX_PAIRS = 256,     /* of env, the longer of the two lists of pairs */
+    MAX_RANKS = 1 << 16,
+};
 
 static void fault(struct faults *all, const char *hint, const char *fmt, ...) PRINTF_LIKE(3, 4);
 static void fault(struct faults *all, const char *hint, const char *fmt, ...)
@@ -78,9 +82,9 @@ static const struct row rows[] = {
     {"model.rope_theta", ABOVE_MIN, 1, INFINITY, "rope_theta is usually 10000"},
     {"model.norm_eps", ABOVE_MIN, 0, 0.1, "norm_eps is usually 1e-6"},
 
-    {"parallel.tp", 0, 1, 1 << 16, "tp is the tensor-parallel degree, 1 for none"},
-    {"parallel.pp", 0, 1, 1 << 16, "pp is the number of pipeline stages, 1 for none"},
-    {"parallel.dp", 0, 1, 1 << 16, "dp is the number of data-parallel replicas, 1 for none"},
+    {"parallel.tp", 0, 1, MAX_RANKS, "tp is the tensor-parallel degree, 1 for none"},
+    {"parallel.pp", 0, 1, MAX_RANKS, "pp is the number of pipeline stages, 1 for none"},
+    {"parallel.dp", 0, 1, MAX_RANKS, "dp is the number of data-parallel replicas, 1 for none"},
     {"parallel.micro_batch", 0, 1, 1 << 20, "micro_batch is sequences a rank takes at once; leave it out to have it chosen"},
     {"parallel.global_batch", REQUIRED, 1, 1 << 24, "global_batch is sequences a step, a multiple of micro_batch * dp"},
     {"parallel.zero", 0, 0, 1, "zero: 1 shards the optimizer state over dp, 0 does not"},
@@ -251,8 +255,10 @@ static void check_row(struct faults *all, const struct row *row, const char *res
     const ProtobufCFieldDescriptor *f = reflect_field(type, rest, len);
     const char *after = rest + len;
     char here[REFLECT_PATH];
-    if (!f)
-        return; /* the unit test walks the table, so that this does not happen */
+    if (!f) {
+        fault(all, "report this: it is a bug", "the validation table names a field that is not there: %s", row->path);
+        return;
+    }
     reflect_path(here, path, f->name, -1);
     if (!m) {
         if (!*after && (row->flags & REQUIRED) && !parent_has_row(row->path))
@@ -386,10 +392,9 @@ static void check_parallel(struct faults *all, const Boost__Parallel *p)
     if (p->has_vanilla_attention && !vanilla)
         fault(all, "leave it out, or choose strategy: VANILLA",
               "parallel.vanilla_attention applies to strategy VANILLA only");
-    if (p->tp < 1 || p->pp < 1 || p->dp < 1)
-        return;
     double ranks = (double)p->tp * p->pp * p->dp;
-    if (ranks > 1 << 16)
+    bool alone = p->tp > MAX_RANKS || p->pp > MAX_RANKS || p->dp > MAX_RANKS; /* the table tells */
+    if (p->tp > 0 && p->pp > 0 && p->dp > 0 && !alone && ranks > MAX_RANKS)
         fault(all, "lower one of the three", "tp * pp * dp = %.0f is over the limit of 65536 ranks", ranks);
 }
 
