@@ -84,6 +84,7 @@ int store_db_error(struct store_db *db, int rc, const char *what, struct error *
 int store_db_open(struct store_db *db, const char *dir, const char *name, enum store_db_mode mode, struct error *err)
 {
     db->handle = NULL;
+    db->unchecked = false;
     db->name = name;
     int rc = fs_join(db->path, sizeof db->path, err, dir, name);
     if (rc)

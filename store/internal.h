@@ -20,6 +20,7 @@ struct store_db {
     sqlite3 *handle;
     const char *name; /* "state.db" or "metrics.db", for messages */
     char path[PATH_MAX];
+    bool unchecked; /* too large for quick_check while the daemon waits */
 };
 
 enum store_db_mode { STORE_DB_WRITE, STORE_DB_READ };
@@ -51,6 +52,7 @@ struct store_schema {
     const char *name; /* the file */
     int64_t application_id;
     const char *synchronous;
+    int64_t check_at_open_max; /* bytes */
     const struct store_migration *migrations;
     int count;
 };
@@ -61,6 +63,8 @@ extern const struct store_schema store_metrics_schema;
  * *notice gets a line when something was found and mended. */
 MUST_USE int store_schema_open(struct store_db *db, const char *dir, const struct store_schema *schema,
                                struct buffer *notice, struct error *err);
+
+MUST_USE int store_schema_check(struct store_db *db, struct error *err); /* quick_check */
 
 /* ---- rows.c: the tables of state.db as data ----------------------------------- */
 
@@ -151,11 +155,13 @@ struct store_writer {
     size_t queued;
     bool stopping;
     int64_t stop_ns;
+    bool checking;           /* a late quick_check runs: store_writer_stop interrupts it */
     struct error trouble;    /* code ERR_OK while all is well */
     int64_t busy_since_ns;   /* start of the commit in progress, 0 = none */
 
     /* the thread's own */
     sqlite3_stmt *begin, *commit, *rollback, *savepoint, *release, *undo;
+    bool broken; /* `trouble` is for good: the late check failed */
     int wal_pages;
     int commits_without_chore;
 };

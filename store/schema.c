@@ -68,10 +68,10 @@ static const struct store_migration metrics_migrations[] = {
 
 /* The application ids are "BSTS" and "BSTM" in ASCII: they tell our files from others and from each other. */
 const struct store_schema store_state_schema = {
-    "state.db", 0x42535453, "FULL", state_migrations, COUNT(state_migrations),
+    "state.db", 0x42535453, "FULL", INT64_MAX, state_migrations, COUNT(state_migrations),
 };
 const struct store_schema store_metrics_schema = {
-    "metrics.db", 0x4253544d, "NORMAL", metrics_migrations, COUNT(metrics_migrations),
+    "metrics.db", 0x4253544d, "NORMAL", 64 << 20, metrics_migrations, COUNT(metrics_migrations),
 };
 
 static int64_t size_of(const char *path)
@@ -131,7 +131,7 @@ static int check_ours(struct store_db *db, const struct store_schema *schema, in
     return ERR_OK;
 }
 
-static int quick_check(struct store_db *db, struct error *err)
+int store_schema_check(struct store_db *db, struct error *err)
 {
     sqlite3_stmt *stmt = NULL;
     int rc = ERR_OK;
@@ -195,8 +195,9 @@ int store_schema_open(struct store_db *db, const char *dir, const struct store_s
              schema->synchronous);
     if (!rc)
         rc = store_db_exec(db, sql, err);
-    if (!rc && version > 0)
-        rc = quick_check(db, err);
+    db->unchecked = version > 0 && size_of(db->path) > schema->check_at_open_max;
+    if (!rc && version > 0 && !db->unchecked)
+        rc = store_schema_check(db, err);
     for (int i = 0; !rc && i < schema->count; i++)
         if (schema->migrations[i].version > version)
             rc = apply_migration(db, schema, &schema->migrations[i], err);

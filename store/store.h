@@ -31,7 +31,8 @@
 struct store;
 
 /* Takes the lock file first (ERR_BUSY names the holder's pid), makes the directory,
- * runs quick_check and the numbered migrations. A database of a newer version
+ * runs quick_check (of a metrics.db over 64 MiB on its own thread: store_metrics_health
+ * tells what it found) and the numbered migrations. A database of a newer version
  * is ERR_UNSUPPORTED, a damaged or foreign one, or a pair of files that do not belong
  * together, ERR_CORRUPT naming the file and the mend. */
 MUST_USE int store_open(const char *state_dir, struct store **out, struct error *err);
@@ -172,16 +173,23 @@ void store_add_metrics(struct store *s, int64_t job, int attempt, int rank, cons
 
 /* ---- boot: synchronous, in key order -------------------------------------- */
 
-MUST_USE int store_load_jobs(struct store *s, void (*each)(void *arg, const struct store_job *), void *arg, struct error *err);
-MUST_USE int store_load_attempts(struct store *s, void (*each)(void *arg, const struct store_attempt *), void *arg, struct error *err);
-MUST_USE int store_load_nodes(struct store *s, void (*each)(void *arg, const struct store_node *), void *arg, struct error *err);
-MUST_USE int store_load_checkpoints(struct store *s, void (*each)(void *arg, const struct store_checkpoint *), void *arg, struct error *err);
-MUST_USE int store_load_shards(struct store *s, void (*each)(void *arg, const struct store_shard *), void *arg, struct error *err);
+MUST_USE int store_load_jobs(struct store *s, void (*each)(void *arg, const struct store_job *), void *arg,
+                             struct error *err);
+MUST_USE int store_load_attempts(struct store *s, void (*each)(void *arg, const struct store_attempt *), void *arg,
+                                 struct error *err);
+MUST_USE int store_load_nodes(struct store *s, void (*each)(void *arg, const struct store_node *), void *arg,
+                              struct error *err);
+MUST_USE int store_load_checkpoints(struct store *s, void (*each)(void *arg, const struct store_checkpoint *),
+                                    void *arg, struct error *err);
+MUST_USE int store_load_shards(struct store *s, void (*each)(void *arg, const struct store_shard *), void *arg,
+                               struct error *err);
 /* Highest id ever put, committed or still queued; 0 = none. Known since store_open, no I/O. */
 int64_t store_max_job_id(struct store *s);
 int64_t store_max_event_id(struct store *s);
 /* Highest seq stored without a gap from 1, for acknowledging after a restart. */
-MUST_USE int store_load_metric_seqs(struct store *s, void (*each)(void *arg, int64_t job, int attempt, int rank, int64_t seq), void *arg, struct error *err);
+MUST_USE int store_load_metric_seqs(struct store *s,
+                                    void (*each)(void *arg, int64_t job, int attempt, int rank, int64_t seq),
+                                    void *arg, struct error *err);
 
 /* ---- reads while running: on a reader thread of their own ------------------ */
 
@@ -205,7 +213,8 @@ struct store_metric_row {
     const double *maxs;
 };
 /* A thinned row keeps the number and the step of the last one it stands for. */
-typedef void (*store_metrics_fn)(void *arg, const struct store_metric_row *rows, size_t n, int rc, const struct error *err);
+typedef void (*store_metrics_fn)(void *arg, const struct store_metric_row *rows, size_t n, int rc,
+                                 const struct error *err);
 void store_read_metrics(struct store *s, int64_t job, int rank, int64_t after_row, int limit, store_metrics_fn done,
                         void *arg);
 

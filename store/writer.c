@@ -100,6 +100,32 @@ static bool wait_before_retry(struct store_writer *w, const struct error *err, i
     return again;
 }
 
+/* Into a damaged file nothing more is written: what comes is answered with the reason. */
+static void refuse(struct store_writer *w, struct store_work_list *group)
+{
+    pthread_mutex_lock(&w->mutex);
+    w->busy_since_ns = 0;
+    pthread_mutex_unlock(&w->mutex);
+    for (struct store_work *work = group->head; work; work = work->next) {
+        work->rc = (int)w->trouble.code;
+        work->err = w->trouble;
+    }
+    store_answers_post(w->answers, group);
+}
+
+static void check_late(struct store_writer *w)
+{
+    struct error err;
+    int rc = store_schema_check(&w->db, &err);
+    pthread_mutex_lock(&w->mutex);
+    w->broken = rc == ERR_CORRUPT;
+    if (w->broken)
+        w->trouble = err;
+    w->checking = false;
+    pthread_cond_signal(&w->wake);
+    pthread_mutex_unlock(&w->mutex);
+}
+
 static void commit_until_done(struct store_writer *w, struct store_work_list *group)
 {
     struct error err;
@@ -171,7 +197,9 @@ static void take_group(struct store_writer *w, struct store_work_list *group)
 static void *writer_main(void *arg)
 {
     struct store_writer *w = arg;
-    bool chores = w->ops->chore != NULL;
+    if (w->db.unchecked)
+        check_late(w);
+    bool chores = w->ops->chore != NULL && !w->broken;
     for (;;) {
         struct store_work_list group;
         store_work_list_init(&group);
@@ -194,7 +222,9 @@ static void *writer_main(void *arg)
 
         if (end)
             break;
-        if (group.head) {
+        if (group.head && w->broken) {
+            refuse(w, &group);
+        } else if (group.head) {
             commit_until_done(w, &group);
             after_commit(w);
             chores = w->ops->chore != NULL;
@@ -240,6 +270,7 @@ int store_writer_start(struct store_writer *w, const char *thread_name, struct e
     pthread_mutex_init(&w->mutex, NULL);
     store_work_list_init(&w->queue);
     sqlite3_wal_hook(w->db.handle, on_wal_commit, w);
+    w->checking = w->db.unchecked;
     w->wal_pages = 1; /* what an earlier run left is emptied at the first quiet moment */
     int rc = prepare_statements(w, err);
     if (!rc)
@@ -259,6 +290,10 @@ void store_writer_stop(struct store_writer *w)
         w->stopping = true;
         w->stop_ns = clock_mono_ns();
         pthread_cond_signal(&w->wake);
+        while (w->checking) { /* again and again: one that comes before the check has begun is lost */
+            sqlite3_interrupt(w->db.handle);
+            wait_until(w, clock_mono_ns() + 10 * NS_PER_MS);
+        }
         pthread_mutex_unlock(&w->mutex);
         pthread_join(w->thread, NULL);
     }
