@@ -170,6 +170,13 @@ $(eval $(call unit_room,store,$(L_STORE),$(S_STORE)))
 $(eval $(call unit_room,daemon,$(L_DAEMON),$(S_DAEMON)))
 $(eval $(call unit_room,ctl,$(L_CTL),$(S_PROTO)))
 
+# tests/bench/*.c: one program each, for tests/bench/run.py.
+BENCHES := $(patsubst tests/bench/%.c,$(BUILD)/bench/%,$(wildcard tests/bench/*.c))
+$(BENCHES): $(BUILD)/bench/%: $(BUILD)/obj/tests/bench/%.o $(L_WORKER)
+	@mkdir -p $(@D)
+	@$(CC) $(LDFLAGS) -o $@ $^ $(S_WORKER)
+	@echo "  LD   $@"
+
 .PHONY: all setup tests test test-full test-system soak bench demo lint clean FORCE
 setup:
 	@sh deploy/setup.sh
@@ -186,7 +193,7 @@ demo: setup
 	@$(MAKE) --no-print-directory all
 	@BUILD=$(BUILD) sh deploy/demo.sh
 bench: setup
-	@$(MAKE) --no-print-directory all tests
+	@$(MAKE) --no-print-directory all $(BENCHES)
 	@python3 tests/bench/run.py --build $(BUILD)
 lint:
 	@sh tests/lint.sh

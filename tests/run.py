@@ -27,7 +27,7 @@ def limit_of(program):
 def run_one(program, build, only):
     tmp = Path(tempfile.mkdtemp(prefix=f"boost-{program.stem}-"))
     env = dict(os.environ, CMOCKA_MESSAGE_OUTPUT="TAP", BOOST_BIN=str(build / "bin"), BOOST_ROOT=str(ROOT),
-               TMPDIR=str(tmp), BOOST_TEST_DIR=str(tmp), DNNL_VERBOSE="0")
+               TMPDIR=str(tmp), BOOST_TEST_DIR=str(tmp), DNNL_VERBOSE="0", PYTHONDONTWRITEBYTECODE="1")
     for name in ("BOOST_SOCKET", "XDG_RUNTIME_DIR", "NO_COLOR"):
         env.pop(name, None)
     argv = [sys.executable, str(program)] if program.suffix == ".py" else [str(program)]
