@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+"""Runs the benchmarks and writes <build>/bench.jsonl, one JSON object a line.
+
+Keys: name, value, unit, peer, peer_value, ratio (null where nothing was measured beside it),
+date, commit, device; some benchmarks add more. A file that is there is replaced. With names
+as arguments only those run, and the lines of the others are kept.
+
+Times are of the machine as it is: run it on a quiet one.
+"""
+import argparse, datetime, json, os, platform, statistics, subprocess, sys, time
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "e2e"))
+
+
+def device():
+    model = platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.split(":", 1)[1].strip()
+                break
+    except OSError:
+        pass
+    return f"{model}, {len(os.sched_getaffinity(0))} cores"
+
+
+def commit():
+    p = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True)
+    return p.stdout.strip() or "unknown"
+
+
+def line(name, value, unit, **extra):
+    row = {"name": name, "value": value, "unit": unit, "peer": None, "peer_value": None, "ratio": None,
+           "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "commit": commit(),
+           "device": device(), **extra}
+    print(f"  {name:18} {value:>12.6g} {unit}" + "".join(f"  {k} {v:.4g}" for k, v in extra.items()
+                                                         if isinstance(v, (int, float))), flush=True)
+    return row
+
+
+# ---- submit ------------------------------------------------------------------
+
+
+def bench_submit(build):
+    """A boostd without agents, so that nothing but the submit is measured; its state on the disk of $TMPDIR."""
+    from harness import Cluster, tiny_job
+    with Cluster(agents=0) as c:
+        job = c.dir / "bench.pbtxt"
+        job.write_text(tiny_job(c, name="bench"))
+
+        def clients(n, submits):
+            out = subprocess.run([build / "bench" / "submit_bench", c.socket, job, str(n), str(submits)], check=True,
+                                 capture_output=True, text=True, timeout=300).stdout
+            return json.loads(out)
+        one, eight = clients(1, 2000), clients(8, 1000)
+        note = {"clients": 1, "submits": one["submits"]}
+        rows = [line("submit_p50_ms", one["p50_ms"], "ms", **note), line("submit_p99_ms", one["p99_ms"], "ms", **note),
+                line("submits_per_s", eight["per_s"], "1/s", clients=8, submits=eight["submits"],
+                     p50_ms=eight["p50_ms"], p99_ms=eight["p99_ms"], one_client_per_s=one["per_s"])]
+        return rows
+
+
+# ---- from a submit to the first step ------------------------------------------
+
+
+def bench_first_step(build):
+    """boostctl submit to the end of the first step, seen by `boostctl wait`: both programs' start included."""
+    from harness import Cluster, tiny_job
+    times = []
+    with Cluster(agents=1) as c:
+        job_file = c.dir / "first.pbtxt"
+        job_file.write_text(tiny_job(c, steps=3, tp=2, every=0, name="first"))
+        for _ in range(7):
+            start = time.monotonic()
+            job = c.submit(job_file)
+            c.ok("wait", job, "--for=step>=1", "--timeout", "60s")
+            times.append(time.monotonic() - start)
+            c.wait_state(job, "COMPLETED")
+    return [line("first_step_s", statistics.median(times), "s", runs=len(times), fastest=min(times),
+                 slowest=max(times))]
+
+
+# ---- tokens a second -----------------------------------------------------------
+
+
+def demo_text(c):
+    """What the demo trains on, or a text of our own where that package is missing: speed does not depend on it."""
+    from harness import words
+    path = c.dir / "text.txt"
+    try:
+        text = subprocess.run(["bible", "-f", "gen1:1-rev22:21"], capture_output=True, timeout=60).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        text = b""
+    path.write_bytes(text if len(text) > 1_000_000 else words(1_000_000).encode())
+    return path
+
+
+def bench_demo(build):
+    """Jobs of deploy/examples/demo.pbtxt through the whole product; medians over the steps after the first ten."""
+    from harness import Cluster
+    rows, skip, steps = [], 10, 60
+    with Cluster(agents=1, cpu_slots=2) as c:
+        text = demo_text(c)
+        spec = ROOT / "deploy" / "examples" / "demo.pbtxt"
+        for tp in (1, 2):
+            job = c.submit(spec, "--set", f"parallel.tp={tp}", "--set", f"data.train[0].path={text}", "--set",
+                           "data.eval=", "--set", "run.eval_every=0", "--set", "run.eval_tokens=0", "--set",
+                           f"run.steps={steps}", "--set", f"checkpoint.dir={c.dir}/ckpt{tp}", "--set",
+                           "checkpoint.every_steps=0")
+            c.wait_state(job, "COMPLETED", deadline=300)
+            tokens = tokens_per_step(c, job)
+            measured = [r for r in metric_rows(c, job) if r.get("step", 0) > skip and "step_ms" in r]
+            assert len(measured) >= steps - skip - 1, f"{len(measured)} steps were measured"
+            ms = {k: statistics.median(r.get(k, 0.0) for r in measured) for k in ("step_ms", "gemm_ms", "comm_ms")}
+            gemm, comm = (100 * ms[k] / ms["step_ms"] for k in ("gemm_ms", "comm_ms"))
+            rows.append(line(f"demo_tok_s_tp{tp}", tokens / ms["step_ms"] * 1000, "tokens/s", gemm_pct=gemm,
+                             comm_pct=comm, rest_pct=100 - gemm - comm, step_ms=ms["step_ms"]))
+    return rows
+
+
+def tokens_per_step(c, job):
+    spec = c.json("show", job)
+    resolved = spec.get("resolved") or spec["job"]["resolved"]
+    return resolved["parallel"]["global_batch"] * resolved["data"]["seq_len"]
+
+
+def metric_rows(c, job):
+    """One dict a step, of rank 0."""
+    rows = []
+    for r in c.json("metrics", job)["metrics"]:
+        values = r.get("values", r)
+        rows.append({"step": r["step"], **{k: v for k, v in values.items() if isinstance(v, (int, float))}})
+    return rows
+
+
+BENCHES = [
+    (("submit_p50_ms", "submit_p99_ms", "submits_per_s"), bench_submit),
+    (("first_step_s",), bench_first_step),
+    (("demo_tok_s_tp1", "demo_tok_s_tp2"), bench_demo),
+]
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--build", default="build")
+    p.add_argument("names", nargs="*", help="only benchmarks whose name starts with one of these")
+    args = p.parse_args()
+    build = Path(args.build).resolve()
+    os.environ["BOOST_BIN"] = str(build / "bin")
+    out = build / "bench.jsonl"
+    chosen = [(names, f) for names, f in BENCHES
+              if not args.names or any(n.startswith(a) for n in names for a in args.names)]
+    done = {n for names, _ in chosen for n in names}
+    kept = [json.loads(x) for x in out.read_text().splitlines()] if args.names and out.exists() else []
+    rows, failed = [r for r in kept if r["name"] not in done], []
+    for names, bench in chosen:
+        try:
+            rows += bench(build)
+        except Exception as e:
+            failed.append(names)
+            print(f"  {', '.join(names)}: FAILED: {e}", flush=True)
+        out.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    print(f"{len(rows)} results in {out}" + (f"; {len(failed)} benchmarks failed" if failed else ""))
+    return 1 if failed else 0
+
+
+sys.exit(main())

@@ -1,0 +1,416 @@
+#!/usr/bin/env python3
+# time limit: 180 s
+"""boostd alone, without an agent: start and stop, what peers may send, what survives kill -9."""
+import os, socket, struct, subprocess, threading, time
+
+from harness import BIN, Cluster, Skip, alive, run, tiny_job, wait_until
+
+# ---- a few bytes of protobuf, so that the tests do not depend on boostctl's good manners ----
+
+
+def varint(n):
+    out = b""
+    while n > 0x7F:
+        out += bytes([n & 0x7F | 0x80])
+        n >>= 7
+    return out + bytes([n])
+
+
+def num(field, value):
+    return varint(field << 3) + varint(value)
+
+
+def sub(field, data):
+    data = data.encode() if isinstance(data, str) else data
+    return varint(field << 3 | 2) + varint(len(data)) + data
+
+
+def frame(body):
+    return struct.pack(">I", len(body)) + body
+
+
+def parse(data):
+    """{field: [values]}, ints and bytes."""
+    at, out = 0, {}
+
+    def take():
+        nonlocal at
+        shift = value = 0
+        while True:
+            byte = data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+    while at < len(data):
+        key = take()
+        if key & 7 == 0:
+            value = take()
+        elif key & 7 == 1:
+            value, at = data[at:at + 8], at + 8
+        elif key & 7 == 2:
+            n = take()
+            value, at = data[at:at + n], at + n
+        else:
+            value, at = data[at:at + 4], at + 4
+        out.setdefault(key >> 3, []).append(value)
+    return out
+
+
+HELLO = frame(num(1, 1) + num(2, 1) + num(3, 0))  # protocol, protocol_min, component CTL
+PING, SUBMIT, LIST, EVENTS, FAILURE = 12, 2, 3, 5, 3
+BROKEN = 12  # ERR_PROTOCOL
+
+
+class Wire:
+    """A connection to boostd, bytes in and out."""
+
+    def __init__(self, cluster, hello=True, timeout=20):
+        self.s = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.s.settimeout(timeout)
+        self.s.connect(str(cluster.socket))
+        if hello:
+            self.s.sendall(HELLO)
+            assert 7 not in self.reply(), "hello refused"
+
+    def send(self, data):
+        self.s.sendall(data)
+
+    def request(self, id, field, body=b""):
+        self.send(frame(num(1, id) + sub(field, body)))
+
+    def _exactly(self, n):
+        data = b""
+        while len(data) < n:
+            more = self.s.recv(n - len(data))
+            if not more:
+                raise EOFError
+            data += more
+        return data
+
+    def reply(self):
+        return parse(self._exactly(struct.unpack(">I", self._exactly(4))[0]))
+
+    def ended(self):
+        try:
+            return not self.s.recv(1)
+        except ConnectionResetError:
+            return True
+
+    def ping(self, id=1):
+        self.request(id, PING)
+        r = self.reply()
+        assert r[1] == [id] and 14 in r, r
+        return parse(r[14][0])
+
+    def close(self):
+        self.s.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def job_text(c, name="j"):
+    return tiny_job(c, name=name)
+
+
+def rss_mib(pid):
+    with open(f"/proc/{pid}/statm") as f:
+        return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+# ---- start and stop ----------------------------------------------------------------
+
+
+def test_starts_says_so_and_stops_cleanly():
+    with Cluster(agents=0) as c:
+        assert f"socket={c.socket}" in c.boostd.ready_line, c.boostd.ready_line
+        store = c.boostd.ready_line.split("store=")[1]
+        assert len(store) == 8 and int(store, 16) >= 0
+        assert oct(os.stat(c.socket).st_mode)[-4:] == "0666"
+        assert oct(os.stat(c.state_dir).st_mode)[-3:] == "700"
+        assert c.ok("ping")
+        assert c.boostd.terminate() == 0
+        assert not os.path.exists(c.socket), "the socket file is left"
+        assert c.ctl("ping").rc == 3
+        c.start_boostd()
+        assert c.boostd.ready_line.endswith(store), "the store changed its id"
+
+
+def test_ready_fd_gets_a_byte_once_it_listens():
+    with Cluster(agents=0, start=False) as c:
+        r, w = os.pipe()
+        child = subprocess.Popen([BIN / "boostd", "--config", "/dev/null", "--state-dir", c.state_dir, "--socket",
+                                  c.socket, "--ready-fd", str(w)], pass_fds=[w], stdout=subprocess.DEVNULL,
+                                 stderr=subprocess.DEVNULL, start_new_session=True)
+        os.close(w)
+        assert os.read(r, 1) == b"\n"
+        Wire(c).close()
+        assert os.read(r, 1) == b"", "the descriptor stays open"
+        os.close(r)
+        child.terminate()
+        assert child.wait(10) == 0
+
+
+def test_second_boostd_on_the_same_state_directory():
+    with Cluster(agents=0) as c:
+        p = subprocess.run([BIN / "boostd", "--config", "/dev/null", "--state-dir", c.state_dir, "--socket",
+                            f"{c.socket}2"], capture_output=True, text=True, timeout=20)
+        assert p.returncode == 5, p
+        assert str(c.state_dir) in p.stderr and str(c.boostd.pid) in p.stderr, p.stderr
+        assert not os.path.exists(f"{c.socket}2"), "the socket was touched before the lock"
+        assert c.ok("ping")
+
+
+def test_second_boostd_on_the_same_socket():
+    with Cluster(agents=0) as c:
+        p = subprocess.run([BIN / "boostd", "--config", "/dev/null", "--state-dir", c.dir / "other", "--socket",
+                            c.socket], capture_output=True, text=True, timeout=20)
+        assert p.returncode == 5 and str(c.socket) in p.stderr, p
+        assert c.ok("ping"), "the first one was disturbed"
+
+
+def test_options_that_are_wrong_say_what_and_how():
+    with Cluster(agents=0, start=False) as c:
+        def fails(*args):
+            p = subprocess.run([BIN / "boostd", *args], capture_output=True, text=True, timeout=20)
+            assert p.returncode == 2, p
+            return p.stderr
+        assert "heartbeat_ms" in fails("--state-dir", c.state_dir, "--set", "heartbeet_ms=5")
+        assert "10 to 60000" in fails("--state-dir", c.state_dir, "--set", "heartbeat_ms=5")
+        assert "loud" in fails("--state-dir", c.state_dir, "--log-level", "loud")
+        assert "--nonsense" in fails("--nonsense")
+        assert "107" in fails("--state-dir", c.state_dir, "--socket", "/tmp/" + "x" * 110)
+        assert "extra" in fails("extra")
+        conf = c.dir / "bad.conf"
+        conf.write_text("state_dir: \"x\"\nsocket 5\n")
+        assert f"{conf}:2" in fails("--config", conf)
+        assert not c.state_dir.exists(), "made before the options were known to be right"
+
+
+def test_a_regular_file_at_the_socket_path_is_left_alone():
+    with Cluster(agents=0, start=False) as c:
+        c.socket.write_text("precious")
+        p = subprocess.run([BIN / "boostd", "--config", "/dev/null", "--state-dir", c.state_dir, "--socket", c.socket],
+                           capture_output=True, text=True, timeout=20)
+        assert p.returncode == 2 and str(c.socket) in p.stderr, p
+        assert c.socket.read_text() == "precious"
+
+
+def test_sighup_changes_nothing():
+    with Cluster(agents=0) as c:
+        c.boostd.child.send_signal(1)
+        wait_until(lambda: "SIGHUP" in c.boostd.log_text(), 5, "a line about SIGHUP")
+        assert c.ok("ping")
+
+
+# ---- peers --------------------------------------------------------------------------
+
+
+def test_garbage_does_not_disturb_others():
+    with Cluster(agents=0) as c, Wire(c) as good:
+        for data in (b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\4\xff\xff\xff\xff", os.urandom(300), b"\0\0\0\0"):
+            with Wire(c, hello=False) as bad:
+                bad.send(data)
+                bad.s.shutdown(socket.SHUT_WR)
+                try:
+                    refused = parse(bad.reply()[7][0])
+                    assert refused[1] == [BROKEN], refused
+                except (EOFError, ConnectionResetError):
+                    pass
+                assert bad.ended()
+            good.ping()
+
+
+def test_a_malformed_request_is_answered_and_ends_only_its_connection():
+    with Cluster(agents=0) as c, Wire(c) as good:
+        bodies = [b"\xff\xff\xff", num(1, 7) + b"\x12\x05ab", sub(2, sub(1, b"\x0d\0"))]
+        for body in bodies:
+            with Wire(c) as bad:
+                bad.send(frame(body))
+                r = bad.reply()
+                failure = parse(r[FAILURE][0])
+                assert failure[1] == [BROKEN] and failure[2][0], failure
+                assert bad.ended()
+            good.ping()
+
+
+def test_a_frame_over_the_limit_is_refused_before_it_is_read():
+    with Cluster(agents=0) as c:
+        with Wire(c) as bad:
+            before = rss_mib(c.boostd.pid)
+            bad.send(struct.pack(">I", 0xFFFFFFFF))
+            failure = parse(bad.reply()[FAILURE][0])
+            assert failure[1] == [BROKEN] and b"limit" in failure[2][0], failure
+            assert bad.ended()
+            assert rss_mib(c.boostd.pid) < before + 16
+        with Wire(c) as largest:  # 4 MiB exactly is fine: an unknown field of this size
+            body = num(1, 5) + sub(PING, b"")
+            pad = (4 << 20) - len(body) - 6
+            body += sub(1000, b"\0" * pad)
+            body = body[:4 << 20] if len(body) > 4 << 20 else body
+            largest.send(frame(body))
+            assert largest.reply()[1] == [5]
+
+
+def test_frames_in_pieces_and_many_at_once():
+    with Cluster(agents=0) as c, Wire(c) as w:
+        one = frame(num(1, 9) + sub(PING, b""))
+        for i in range(len(one)):
+            w.send(one[i:i + 1])
+        assert w.reply()[1] == [9]
+        w.send(b"".join(frame(num(1, i) + sub(PING, b"")) for i in range(1, 2001)))
+        assert [w.reply()[1][0] for _ in range(2000)] == list(range(1, 2001))
+
+
+def test_an_unknown_request_is_refused_and_the_connection_goes_on():
+    with Cluster(agents=0) as c, Wire(c) as w:
+        w.request(3, 999, b"new")
+        r = w.reply()
+        assert r[1] == [3] and parse(r[FAILURE][0])[1] == [13], r  # ERR_UNSUPPORTED
+        w.ping(4)
+
+
+def test_other_protocol_versions():
+    with Cluster(agents=0) as c:
+        with Wire(c, hello=False) as w:
+            w.send(frame(num(1, 99) + num(2, 98) + num(3, 0)))
+            refused = parse(w.reply()[7][0])
+            assert refused[1] == [BROKEN] and b"98" in refused[2][0], refused
+            assert w.ended()
+        with Wire(c, hello=False) as w:
+            w.send(frame(num(1, 99) + num(2, 1) + num(3, 0)))
+            assert 7 not in w.reply()
+            w.ping()
+
+
+def test_200_connections():
+    with Cluster(agents=0) as c:
+        wires = [Wire(c) for _ in range(200)]
+        for i, w in enumerate(wires):
+            w.request(i + 1, PING)
+        for i, w in enumerate(wires):
+            assert w.reply()[1] == [i + 1]
+        fds = len(os.listdir(f"/proc/{c.boostd.pid}/fd"))
+        assert fds >= 200
+        for w in wires:
+            w.close()
+        wait_until(lambda: len(os.listdir(f"/proc/{c.boostd.pid}/fd")) <= fds - 200, 5, "descriptors closed")
+        assert c.ok("ping")
+
+
+def test_a_slow_reader_is_held_back_and_loses_nothing():
+    with Cluster(agents=0) as c:
+        for i in range(30):
+            c.submit(job_text(c, f"job-{i:02}-" + "n" * 50), "--hold")
+        with Wire(c, timeout=60) as slow, Wire(c) as good:
+            asked = 3000  # answers of some 5 KB each: 15 MB
+            def ask():
+                for i in range(asked):
+                    slow.request(i + 1, LIST, num(2, 1))
+            writer = threading.Thread(target=ask, daemon=True)
+            writer.start()
+            writer.join(2.0)  # it blocks once boostd reads no more: nothing to wait for but that it still does
+            assert writer.is_alive(), "boostd took every request of a client that reads nothing"
+            assert rss_mib(c.boostd.pid) < 200, "boostd grows with a slow reader"
+            good.ping()
+            got = [slow.reply() for _ in range(asked)]
+            writer.join(10)
+            assert [r[1][0] for r in got] == list(range(1, asked + 1))
+            assert all(5 in r for r in got), "an answer that is no list"
+
+
+def test_parked_requests_go_with_their_client():
+    with Cluster(agents=0) as c:
+        job = c.submit(job_text(c), "--hold")
+        wires = [Wire(c) for _ in range(20)]
+        newest = c.events(job)[-1]["id"]
+        for w in wires:
+            w.request(1, EVENTS, sub(1, sub(1, str(job))) + num(2, newest) + num(4, 60000))
+        for w in wires:
+            w.close()
+        with Wire(c) as w:
+            w.request(1, EVENTS, sub(1, sub(1, str(job))) + num(2, newest) + num(4, 30000))
+            w.ping(2)  # one that waits does not hold up the next
+            c.ok("cancel", "-y", job)
+            r = w.reply()
+            assert r[1] == [1] and parse(r[7][0])[1], "woken without an event"
+            w.request(3, EVENTS, sub(1, sub(1, str(job))) + num(2, 10**6) + num(4, 30000))
+            assert parse(w.reply()[7][0]).get(2) == [1], "an ended job: at once, and it says so"
+
+
+def test_a_wait_ends_in_time_without_news():
+    with Cluster(agents=0) as c, Wire(c) as w:
+        job = c.submit(job_text(c), "--hold")
+        newest = c.events(job)[-1]["id"]
+        start = time.monotonic()
+        w.request(1, EVENTS, sub(1, sub(1, str(job))) + num(2, newest) + num(4, 300))
+        r = parse(w.reply()[7][0])
+        assert 0.29 < time.monotonic() - start < 5 and 1 not in r and r.get(2, [0]) == [0], r
+
+
+# ---- what survives ----------------------------------------------------------------
+
+
+def test_kill_9_and_restart_keeps_what_was_acknowledged():
+    with Cluster(agents=0) as c:
+        jobs = {}
+        for i in range(5):
+            jobs[c.submit(job_text(c, f"job{i}"), *(["--hold"] if i % 2 else []))] = f"job{i}"
+        before = {j["id"]: j for j in c.json("status", "-a")["jobs"]}
+        c.restart_boostd()
+        after = {j["id"]: j for j in c.json("status", "-a")["jobs"]}
+        assert {i: j["name"] for i, j in after.items()} == jobs
+        assert {i: j["state"] for i, j in after.items()} == {i: j["state"] for i, j in before.items()}
+        assert c.submit(job_text(c, "next")) == max(jobs) + 1
+
+
+def test_a_submit_that_was_acknowledged_is_never_lost():
+    """kill -9 right after the acknowledgement, 50 times."""
+    with Cluster(agents=0) as c:
+        spec = c.dir / "job.pbtxt"
+        for trial in range(50):
+            spec.write_text(job_text(c, f"trial-{trial}"))
+            job = c.submit(spec, "--hold")
+            c.boostd.kill9()
+            c.start_boostd()
+            row = c.status(job)
+            assert row["name"] == f"trial-{trial}" and row["state"] == "HELD", (trial, row)
+        assert len(c.json("status", "-a")["jobs"]) == 50
+
+
+def test_sigterm_with_open_followers():
+    with Cluster(agents=0) as c:
+        job = c.submit(job_text(c), "--hold")
+        newest = c.events(job)[-1]["id"]
+        with Wire(c) as w:
+            w.request(1, EVENTS, sub(1, sub(1, str(job))) + num(2, newest) + num(4, 60000))
+            w.ping(2)
+            start = time.monotonic()
+            assert c.boostd.terminate() == 0
+            assert time.monotonic() - start < 5 and w.ended()
+        c.start_boostd()
+
+
+def test_list_in_pages_with_filters():
+    with Cluster(agents=0) as c:
+        for i in range(40):
+            c.submit(job_text(c, f"job-{i:02}"), *(["--hold"] if i % 2 else []))
+        assert len(c.json("status")["jobs"]) == 40
+        assert [j["name"] for j in c.json("status", "-N", "3")["jobs"]] == ["job-37", "job-38", "job-39"]
+        assert all(j["state"] == "HELD" for j in c.json("status", "-s", "HELD")["jobs"])
+        assert len(c.json("status", "-s", "HELD")["jobs"]) == 20
+        me = c.json("status", "--me")["jobs"]
+        assert len(me) == 40
+        assert c.json("status", "-u", "no-such-user")["jobs"] == []
+        c.ok("cancel", "-y", 1)
+        wait_until(lambda: c.status(1)["state"] == "CANCELLED", 5, "job 1 cancelled")
+        assert len(c.json("status")["jobs"]) == 39 and len(c.json("status", "-a")["jobs"]) == 40
+        assert len(c.json("status", "--since", "1h")["jobs"]) == 40
+
+
+run(globals())
