@@ -18,7 +18,8 @@
  * store's until the callback returns. A NULL string or blob comes back as NULL, an
  * empty one as empty, a NaN as NaN.
  * Callbacks: each comes exactly once, at the latest from store_close; `err` is never
- * NULL and has code ERR_OK when rc is 0. They may call everything here but store_close. */
+ * NULL and has code ERR_OK when rc is 0. They may call everything here but store_close.
+ * Only when there is no memory even for the request does it come inside the call. */
 #ifndef BOOST_STORE_STORE_H
 #define BOOST_STORE_STORE_H
 
