@@ -523,6 +523,29 @@ static void a_handler_may_close_from_inside(void **state)
     close(fd);
 }
 
+static void a_peer_without_a_hello_is_let_go(void **state)
+{
+    struct fixture *f = *state;
+    int good = greet(f), fd = dial(f);
+    while (f->set.count < 2)
+        turn(f);
+    struct session *silent = f->set.first;
+    assert_false(silent->greeted);
+    assert_true(silent->deadline_ms > 0);
+    assert_int_equal(f->last->deadline_ms, 0); /* a greeted one may be idle for ever */
+    silent->deadline_ms = 1;                   /* long past */
+    while (!f->closed) {
+        uv_timer_again(&f->guard);
+        uv_run(&f->loop, UV_RUN_ONCE);
+    }
+    expect_end(f, fd);
+    put_request(f, good);
+    while (!f->frames)
+        turn(f);
+    close(fd);
+    close(good);
+}
+
 static void the_socket_file_is_replaced_only_when_stale(void **state)
 {
     struct fixture *f = *state;
@@ -576,6 +599,7 @@ int main(void)
         T(a_message_over_the_frame_limit_is_the_senders_error),
         T(open_requests_are_limited),
         T(a_handler_may_close_from_inside),
+        T(a_peer_without_a_hello_is_let_go),
         T(the_socket_file_is_replaced_only_when_stale),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
