@@ -1,0 +1,230 @@
+/* LOCAL collectives: results, order of sums, counters, mismatched calls, and a rank that is lost. */
+#include "tests/unit/worker/tiny.h"
+
+#include <time.h>
+
+enum { MAX_WORLD = 8 };
+
+struct member {
+    struct local_world *world;
+    int rank, size, tp;
+    int (*body)(struct member *m, struct comms *c, struct error *err);
+    struct error err;
+    int rc;
+    struct comms comms;
+    pthread_t thread;
+};
+
+static void *member_main(void *arg)
+{
+    struct member *m = arg;
+    m->rc = local_comms_join(m->world, m->rank, &m->comms, &m->err);
+    if (!m->rc)
+        m->rc = m->body(m, &m->comms, &m->err);
+    comms_destroy(&m->comms);
+    return NULL;
+}
+
+static void run(int size, int tp, int (*body)(struct member *, struct comms *, struct error *), struct member *members)
+{
+    struct error err;
+    struct local_world *world;
+    assert_int_equal(local_world_create(size, tp, &world, &err), 0);
+    for (int i = 0; i < size; i++) {
+        members[i] = (struct member){.world = world, .rank = i, .size = size, .tp = tp, .body = body};
+        pthread_create(&members[i].thread, NULL, member_main, &members[i]);
+    }
+    for (int i = 0; i < size; i++)
+        pthread_join(members[i].thread, NULL);
+    local_world_destroy(world);
+}
+
+static void all_fine(const struct member *members, int size)
+{
+    for (int i = 0; i < size; i++)
+        if (members[i].rc)
+            fail_msg("rank %d: %s", i, members[i].err.message);
+}
+
+static int wrong(struct error *err, const char *what)
+{
+    return error_set(err, ERR_INTERNAL, "%s: wrong result", what);
+}
+
+/* Values whose float sum depends on the order: ascending ranks only. */
+static float value(int rank, int64_t i)
+{
+    return (float)(rank + 1) * 0.1f + (float)(i % 7) * 1e6f * (rank % 2 ? -1.0f : 1.0f);
+}
+
+static int reductions(struct member *m, struct comms *c, struct error *err)
+{
+    enum { N = 1337 };
+    static _Thread_local float a[N], b[3];
+    static _Thread_local double d[N];
+    for (int round = 0; round < 20; round++) {
+        for (int64_t i = 0; i < N; i++) {
+            a[i] = value(m->rank, i);
+            d[i] = m->rank * 1000 + (double)i;
+        }
+        for (int i = 0; i < 3; i++)
+            b[i] = (float)((m->rank * 5 + i) % m->size);
+        struct comm_segment segments[] = {{a, N, DTYPE_F32}, {d, N, DTYPE_F64}};
+        int rc = comm_all_reduce(&c->world, NULL, segments, 2, COMM_SUM, "two segments", err);
+        struct comm_segment top = {b, 3, DTYPE_F32};
+        if (!rc)
+            rc = comm_all_reduce(&c->world, NULL, &top, 1, COMM_MAX, "maximum", err);
+        if (rc)
+            return rc;
+        for (int64_t i = 0; i < N; i++) {
+            float sum = value(0, i);
+            double total = (double)i;
+            for (int r = 1; r < m->size; r++) {
+                sum += value(r, i);
+                total += r * 1000 + (double)i;
+            }
+            if (a[i] != sum || d[i] != total)
+                return wrong(err, "sum");
+        }
+        for (int i = 0; i < 3; i++) {
+            int most = 0;
+            for (int r = 0; r < m->size; r++)
+                most = (r * 5 + i) % m->size > most ? (r * 5 + i) % m->size : most;
+            if (b[i] != (float)most)
+                return wrong(err, "maximum");
+        }
+    }
+    const struct comm_count *n = &c->counters.by[GROUP_WORLD][COMM_ALL_REDUCE][PASS_FORWARD];
+    bool counted = n->calls == 40 && n->elements == 20 * (2 * N + 3) && n->bytes == 20 * (N * 12 + 12);
+    return counted ? ERR_OK : wrong(err, "counters");
+}
+
+static int scatter_and_gather(struct member *m, struct comms *c, struct error *err)
+{
+    enum { CHUNK = 77 };
+    static _Thread_local double data[MAX_WORLD * CHUNK], part[CHUNK], all[MAX_WORLD * CHUNK];
+    int first = m->rank / m->tp * m->tp, at = m->rank - first; /* within the tp group */
+    for (int i = 0; i < m->tp * CHUNK; i++)
+        data[i] = m->rank * 10000 + i;
+    int rc = comm_reduce_scatter(&c->tp, NULL, data, part, CHUNK, DTYPE_F64, "scatter", err);
+    if (rc)
+        return rc;
+    for (int i = 0; i < CHUNK; i++) {
+        double sum = 0;
+        for (int r = first; r < first + m->tp; r++)
+            sum += r * 10000 + at * CHUNK + i;
+        if (part[i] != sum || data[at * CHUNK + i] != sum)
+            return wrong(err, "reduce_scatter");
+        part[i] = m->rank * 100 + i;
+    }
+    rc = comm_all_gather(&c->tp, NULL, part, all, CHUNK, DTYPE_F64, "gather", err);
+    for (int i = 0; i < m->tp * CHUNK && !rc; i++)
+        if (all[i] != (first + i / CHUNK) * 100 + i % CHUNK)
+            rc = wrong(err, "all_gather");
+    if (rc)
+        return rc;
+    c->tp.pass = PASS_BACKWARD; /* the pass is the caller's to set */
+    rc = comm_all_gather(&c->tp, NULL, part, all, CHUNK, DTYPE_F64, "gather", err);
+    const struct comm_counters *n = &c->counters;
+    int64_t calls = m->tp > 1;
+    if (!rc && (n->by[GROUP_TP][COMM_ALL_GATHER][PASS_BACKWARD].calls != calls ||
+                n->by[GROUP_TP][COMM_REDUCE_SCATTER][PASS_FORWARD].elements != calls * m->tp * CHUNK))
+        rc = wrong(err, "counters");
+    return rc;
+}
+
+static void collectives_are_exact(void **state)
+{
+    (void)state;
+    struct member members[MAX_WORLD];
+    const int sizes[] = {1, 2, 3, 5, 8};
+    for (int i = 1; i < 5; i++) {
+        run(sizes[i], 1, reductions, members);
+        all_fine(members, sizes[i]);
+    }
+    const int groups[][2] = {{1, 1}, {2, 2}, {4, 2}, {6, 3}, {8, 8}};
+    for (int i = 0; i < 5; i++) {
+        run(groups[i][0], groups[i][1], scatter_and_gather, members);
+        all_fine(members, groups[i][0]);
+    }
+}
+
+/* Rank 2 fails before its third call; the others wait in it, or come later. */
+static int lose_rank_two(struct member *m, struct comms *c, struct error *err)
+{
+    double x[4] = {0};
+    struct comm_segment s = {x, 4, DTYPE_F64};
+    for (int i = 0; i < 10; i++) {
+        if (m->rank == 2 && i == 2) {
+            nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL); /* so that the others are in the call */
+            local_world_abort(m->world, m->rank);
+            return ERR_OK;
+        }
+        int rc = comm_all_reduce(&c->world, NULL, &s, 1, COMM_SUM, "latent qkv", err);
+        if (rc) {
+            int again = comm_all_reduce(&c->world, NULL, &s, 1, COMM_SUM, "latent qkv", err);
+            return again == rc ? rc : wrong(err, "a dead group");
+        }
+    }
+    return ERR_OK;
+}
+
+static void a_lost_rank_wakes_the_rest(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 20; round++) {
+        struct member members[4];
+        run(4, 2, lose_rank_two, members);
+        assert_int_equal(members[2].rc, ERR_OK);
+        for (int i = 0; i < 4; i++) {
+            if (i == 2)
+                continue;
+            assert_int_equal(members[i].rc, ERR_PEER_LOST);
+            if (!strstr(members[i].err.message, "rank 2 is gone") || !strstr(members[i].err.message, "latent qkv") ||
+                !strstr(members[i].err.message, "group world"))
+                fail_msg("%s", members[i].err.message);
+        }
+    }
+}
+
+static int disagree(struct member *m, struct comms *c, struct error *err)
+{
+    double x[8] = {0};
+    struct comm_segment s = {x, m->rank == 1 ? 5 : 4, DTYPE_F64};
+    return comm_all_reduce(&c->world, NULL, &s, 1, COMM_SUM, "sizes", err);
+}
+
+static void different_calls_are_an_error_on_every_rank(void **state)
+{
+    (void)state;
+    struct member members[3];
+    run(3, 1, disagree, members);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(members[i].rc, ERR_INTERNAL);
+        assert_non_null(strstr(members[i].err.message, "ranks 0 and 1 are in different calls"));
+    }
+}
+
+static void worlds_that_cannot_be(void **state)
+{
+    (void)state;
+    struct error err;
+    struct local_world *w;
+    assert_int_equal(local_world_create(4, 3, &w, &err), ERR_INVALID);
+    assert_null(w);
+    assert_int_equal(local_world_create(2, 2, &w, &err), 0);
+    struct comms c;
+    assert_int_equal(local_comms_join(w, 2, &c, &err), ERR_INVALID);
+    local_world_destroy(w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(collectives_are_exact),
+        cmocka_unit_test(a_lost_rank_wakes_the_rest),
+        cmocka_unit_test(different_calls_are_an_error_on_every_rank),
+        cmocka_unit_test(worlds_that_cannot_be),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
