@@ -1,21 +1,20 @@
 /* GLOO: the collectives between processes, a thin shim over the Gloo library (TCP).
  *
- * Three things are added to Gloo:
- *   - one algorithm: the ring, so that the order of additions is a function of the
- *     group's size alone and runs repeat bit for bit;
- *   - a reduce-scatter on send and receive, since the library's own has no deadline;
- *   - the name of the rank that is gone. Gloo knows only addresses, and a rank that
- *     fails because another one died closes its connections too. So a rank that
- *     notices a loss tells the others which rank it was before it leaves ("notice"),
- *     and a rank that sees several connections closed blames those that left without
- *     a notice.
+ * Gloo connects the ranks and moves messages; the rings are built here, on its send and
+ * receive, because its own collectives lack what is promised:
+ *   - an end when a rank dies. A message that is half received, or queued to be sent,
+ *     when its connection breaks is never failed by Gloo (tcp::Pair::signalException), so
+ *     its all-reduce would wait for the whole deadline. Here a watcher (worker/comm/peers.h)
+ *     ends the waits. Its reduce-scatter has no deadline at all;
+ *   - the name of the rank that is gone. Gloo knows addresses only;
+ *   - one order of additions, a function of the group's size alone, so that runs repeat
+ *     bit for bit.
  * No C++ exception leaves this file. */
 extern "C" {
 #include "worker/comm/comm.h"
+#include "worker/comm/peers.h"
 }
 
-#include <gloo/allgather.h>
-#include <gloo/allreduce.h>
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/store.h>
 #include <gloo/transport/tcp/device.h>
@@ -24,20 +23,19 @@ extern "C" {
 #include <chrono>
 #include <cstring>
 #include <memory>
-#include <set>
+#include <mutex>
 #include <string>
 #include <vector>
 
 namespace {
 
 using milliseconds = std::chrono::milliseconds;
-using UnboundPtr = std::unique_ptr<gloo::transport::UnboundBuffer>;
 
-/* Slots of our own messages; Gloo's collectives set the top byte of theirs. */
-constexpr uint64_t SLOT_NOTICE = 1;
-constexpr uint64_t SLOT_PROBE = 2;
-constexpr uint64_t SLOT_REDUCE_SCATTER = 3;
-constexpr milliseconds NOTICE_WAIT{200};
+constexpr uint64_t SLOT = 1; /* messages of a pair of ranks keep their order */
+/* How long to wait, after an error, for the news of who is gone. */
+constexpr int BLAME_WAIT_MS = 1000;
+/* From a peer's end to the end of waits for it: what it sent before has long arrived. */
+constexpr int GRACE_MS = 300;
 
 /* An error that crosses Gloo's frames. */
 struct Failure : public std::exception {
@@ -91,12 +89,30 @@ private:
     std::chrono::steady_clock::time_point deadline_;
 };
 
-/* What the groups of one rank share: the world's connections, over which notices go. */
+/* What the groups of one rank share. */
 struct Rank {
-    std::shared_ptr<gloo::rendezvous::Context> world;
-    std::vector<int32_t> notice;       /* [world] the rank that rank i says is lost */
-    std::vector<UnboundPtr> notice_in; /* [world] posted receives */
+    struct peers *peers = nullptr;
     milliseconds op_timeout;
+    std::mutex lock;
+    bool lost = false; /* a peer is gone: no wait may begin */
+    gloo::transport::UnboundBuffer *receiving = nullptr, *sending = nullptr;
+    ~Rank() { peers_close(peers); }
+};
+
+/* From the watcher's thread. */
+void end_waits(void *arg)
+{
+    Rank &rank = *static_cast<Rank *>(arg);
+    std::lock_guard<std::mutex> hold(rank.lock);
+    rank.lost = true;
+    if (rank.receiving)
+        rank.receiving->abortWaitRecv();
+    if (rank.sending)
+        rank.sending->abortWaitSend();
+}
+
+struct Aborted : public std::exception {
+    const char *what() const noexcept override { return "the wait was ended"; }
 };
 
 struct Group {
@@ -166,94 +182,22 @@ const Reduction reductions[2][DTYPE_COUNT] = {
 
 /* ---- errors ---------------------------------------------------------------- */
 
-bool is_open(int peer, gloo::transport::UnboundBuffer &probe)
-{
-    try {
-        probe.recv(peer, SLOT_PROBE);
-        return true;
-    } catch (const std::exception &) {
-        return false;
-    }
-}
-
-/* The rank that `from` said is lost, or -1 when it left without a word. */
-int notice_from(Rank &rank, int from)
-{
-    try {
-        if (rank.notice_in[from] && rank.notice_in[from]->waitRecv(NOTICE_WAIT))
-            return rank.notice[from];
-    } catch (const std::exception &) {
-    }
-    return -1;
-}
-
-void tell_others(Rank &rank, int32_t lost, const std::set<int> &gone)
-{
-    std::vector<UnboundPtr> sent;
-    for (int i = 0; i < rank.world->size; i++) {
-        if (i == rank.world->rank || gone.count(i))
-            continue;
-        try {
-            sent.push_back(rank.world->createUnboundBuffer(&lost, sizeof lost));
-            sent.back()->send(i, SLOT_NOTICE);
-        } catch (const std::exception &) {
-            sent.back().reset();
-        }
-    }
-    for (auto &buffer : sent) {
-        try {
-            if (buffer)
-                buffer->waitSend(NOTICE_WAIT);
-        } catch (const std::exception &) {
-        }
-    }
-}
-
-/* World ranks whose connections are closed, by the group's and the world's own. */
-std::set<int> closed_peers(Group &g)
-{
-    std::set<int> gone;
-    int32_t nothing = 0;
-    for (int pass = 0; pass < 2; pass++) {
-        gloo::Context &context = pass ? *g.rank->world : *g.context;
-        int base = pass ? 0 : g.base;
-        auto probe = context.createUnboundBuffer(&nothing, sizeof nothing);
-        for (int i = 0; i < context.size; i++)
-            if (i != context.rank && !is_open(i, *probe))
-                gone.insert(base + i);
-    }
-    return gone;
-}
-
 /* Turns what Gloo threw inside an operation into an error that names the rank. */
 int explain(struct comm *c, Group &g, const char *text, bool timed_out, struct error *err)
 {
     g.dead = true;
-    int left = g.base + (c->rank + c->size - 1) % c->size;
+    int lost = peers_blame(g.rank->peers, timed_out ? 0 : BLAME_WAIT_MS);
+    if (lost >= 0) {
+        error_set(err, ERR_PEER_LOST, "lost rank %d", lost);
+        return error_hint(err, "the cause is in the log of rank %d", lost);
+    }
     if (timed_out) {
+        int left = g.base + (c->rank + c->size - 1) % c->size;
         error_set(err, ERR_TIMEOUT, "no answer within %lld ms; waiting for rank %d or for a rank that it waits for",
                   (long long)g.rank->op_timeout.count(), left);
         return error_hint(err, "look at the status of rank %d: it may be stopped, swapping or cut off", left);
     }
-    std::set<int> gone = closed_peers(g), guilty;
-    int told = -1;
-    for (int i : gone) {
-        int lost = notice_from(*g.rank, i);
-        if (lost < 0)
-            guilty.insert(i);
-        else
-            told = lost;
-    }
-    if (guilty.empty() && told >= 0)
-        guilty.insert(told);
-    if (guilty.empty())
-        return error_set(err, ERR_PEER_LOST, "lost the connection to another rank: %s", text);
-    tell_others(*g.rank, *guilty.begin(), gone);
-    std::string names;
-    for (int i : guilty)
-        names += (names.empty() ? "" : ", ") + std::to_string(i);
-    error_set(err, ERR_PEER_LOST, "lost rank %s", names.c_str());
-    return error_hint(err, "the cause is in the log of rank %d", *guilty.begin());
+    return error_set(err, ERR_PEER_LOST, "lost the connection to another rank: %s", text);
 }
 
 /* Runs `body` and keeps every exception inside. */
@@ -281,29 +225,100 @@ template <typename Body> int guarded(struct comm *c, struct error *err, Body bod
 
 /* ---- operations ------------------------------------------------------------ */
 
-template <typename T>
-void all_reduce_typed(Group &g, void *data, size_t count, enum comm_op op, enum dtype dtype)
+void watch(Rank &rank, gloo::transport::UnboundBuffer *receiving, gloo::transport::UnboundBuffer *sending)
 {
-    gloo::AllreduceOptions options(g.context);
-    options.setAlgorithm(gloo::AllreduceOptions::Algorithm::RING);
-    options.setOutput(static_cast<T *>(data), count);
-    options.setReduceFunction(reductions[op][dtype]);
-    options.setTimeout(g.rank->op_timeout);
-    gloo::allreduce(options);
+    std::lock_guard<std::mutex> hold(rank.lock);
+    rank.receiving = receiving;
+    rank.sending = sending;
+    if (rank.lost && (receiving || sending))
+        throw Aborted();
 }
 
-void all_reduce_one(Group &g, void *data, size_t count, enum comm_op op, enum dtype dtype)
+/* A range of bytes of a message buffer. */
+struct Range {
+    gloo::transport::UnboundBuffer &buffer;
+    size_t at, bytes;
+};
+
+/* Sends one range to a rank while receiving another; empty ones are not sent, on either side. */
+void exchange(Group &g, int to, const Range &give, int from, const Range &take)
 {
-    switch (dtype) {
-    case DTYPE_F64:
-        return all_reduce_typed<double>(g, data, count, op, dtype);
-    case DTYPE_BF16:
-        return all_reduce_typed<uint16_t>(g, data, count, op, dtype);
-    case DTYPE_I32:
-        return all_reduce_typed<int32_t>(g, data, count, op, dtype);
-    default:
-        return all_reduce_typed<float>(g, data, count, op, dtype);
+    Rank &rank = *g.rank;
+    watch(rank, take.bytes ? &take.buffer : nullptr, give.bytes ? &give.buffer : nullptr);
+    bool done = true;
+    try {
+        if (take.bytes)
+            take.buffer.recv(from, SLOT, take.at, take.bytes);
+        if (give.bytes)
+            give.buffer.send(to, SLOT, give.at, give.bytes);
+        if (take.bytes)
+            done = take.buffer.waitRecv(rank.op_timeout);
+        if (done && give.bytes)
+            done = give.buffer.waitSend(rank.op_timeout);
+    } catch (...) {
+        watch(rank, nullptr, nullptr);
+        throw;
     }
+    watch(rank, nullptr, nullptr);
+    if (!done)
+        throw Aborted();
+}
+
+/* Chunks of a ring: `size` neighbours, as equal as whole elements allow. */
+struct Ring {
+    int rank, size;
+    size_t count, element;
+    int right() const { return (rank + 1) % size; }
+    int left() const { return (rank + size - 1) % size; }
+    int chunk(int i) const { return (i % size + size) % size; }
+    size_t begin(int i) const { return count / (size_t)size * (size_t)i + std::min((size_t)i, count % (size_t)size); }
+    size_t elements(int i) const { return begin(i + 1) - begin(i); }
+    Range range(gloo::transport::UnboundBuffer &b, int i) const { return {b, begin(i) * element, elements(i) * element}; }
+};
+
+char *room(Group &g, size_t bytes)
+{
+    if (g.scratch.size() < bytes)
+        g.scratch.resize(bytes);
+    return g.scratch.data();
+}
+
+/* In step k a rank passes on the partial sum of chunk rank-k-1 and receives that of chunk rank-k-2, so
+ * that after size-1 steps it holds the whole of its own chunk. */
+void ring_reduce_scatter(Group &g, const Ring &ring, char *data, Reduction reduce)
+{
+    size_t largest = ring.elements(0) * ring.element;
+    char *received = room(g, largest);
+    auto out = g.context->createUnboundBuffer(data, ring.count * ring.element);
+    auto in = g.context->createUnboundBuffer(received, largest);
+    for (int k = 0; k + 1 < ring.size; k++) {
+        int give = ring.chunk(ring.rank - k - 1), take = ring.chunk(ring.rank - k - 2);
+        exchange(g, ring.right(), ring.range(*out, give), ring.left(), {*in, 0, ring.elements(take) * ring.element});
+        char *mine = data + ring.begin(take) * ring.element;
+        reduce(mine, received, mine, ring.elements(take));
+    }
+}
+
+/* In step k a rank passes on chunk rank-k and receives chunk rank-k-1 in its place. */
+void ring_all_gather(Group &g, const Ring &ring, char *data)
+{
+    auto out = g.context->createUnboundBuffer(data, ring.count * ring.element);
+    auto in = g.context->createUnboundBuffer(data, ring.count * ring.element);
+    for (int k = 0; k + 1 < ring.size; k++)
+        exchange(g, ring.right(), ring.range(*out, ring.chunk(ring.rank - k)), ring.left(),
+                 ring.range(*in, ring.chunk(ring.rank - k - 1)));
+}
+
+/* Two ranks: both halves of the ring at once, the same bytes in one round instead of two. Both compute
+ * x0 + x1 in this order. */
+void swap_and_reduce(Group &g, const Ring &ring, char *data, Reduction reduce)
+{
+    size_t bytes = ring.count * ring.element;
+    char *theirs = room(g, bytes);
+    auto out = g.context->createUnboundBuffer(data, bytes);
+    auto in = g.context->createUnboundBuffer(theirs, bytes);
+    exchange(g, ring.right(), {*out, 0, bytes}, ring.left(), {*in, 0, bytes});
+    reduce(data, ring.rank ? theirs : data, ring.rank ? data : theirs, ring.count);
 }
 
 /* Segments that lie one behind the other in memory go as one message. */
@@ -313,43 +328,29 @@ int gloo_all_reduce(struct comm *c, struct kstream *ks, const struct comm_segmen
     (void)ks;
     return guarded(c, err, [&](Group &g) {
         for (int i = 0, next; i < n; i = next) {
-            char *end = static_cast<char *>(segments[i].data);
-            int64_t count = 0;
-            for (next = i; next < n && segments[next].dtype == segments[i].dtype && segments[next].data == end; next++) {
-                count += segments[next].count;
-                end += (size_t)segments[next].count * dtype_size(segments[i].dtype);
+            enum dtype dtype = segments[i].dtype;
+            char *data = static_cast<char *>(segments[i].data), *end = data;
+            for (next = i; next < n && segments[next].dtype == dtype && segments[next].data == end; next++)
+                end += (size_t)segments[next].count * dtype_size(dtype);
+            Ring ring = {c->rank, c->size, (size_t)(end - data) / dtype_size(dtype), dtype_size(dtype)};
+            if (c->size == 2) {
+                swap_and_reduce(g, ring, data, reductions[op][dtype]);
+            } else {
+                ring_reduce_scatter(g, ring, data, reductions[op][dtype]);
+                ring_all_gather(g, ring, data);
             }
-            if (count)
-                all_reduce_one(g, segments[i].data, (size_t)count, op, segments[i].dtype);
         }
     });
 }
 
-/* Ring: in step k a rank passes on the partial sum of chunk rank-k-1 and receives that of
- * chunk rank-k-2, so that after size-1 steps it holds the whole sum of its own chunk. */
 int gloo_reduce_scatter(struct comm *c, struct kstream *ks, void *data, void *out, int64_t chunk, enum dtype dtype,
                         struct error *err)
 {
     (void)ks;
     return guarded(c, err, [&](Group &g) {
         size_t bytes = (size_t)chunk * dtype_size(dtype);
-        if (!bytes)
-            return;
-        if (g.scratch.size() < bytes)
-            g.scratch.resize(bytes);
-        int right = (c->rank + 1) % c->size, left = (c->rank + c->size - 1) % c->size;
-        auto all = g.context->createUnboundBuffer(data, bytes * (size_t)c->size);
-        auto received = g.context->createUnboundBuffer(g.scratch.data(), bytes);
-        for (int k = 0; k + 1 < c->size; k++) {
-            size_t give = (size_t)((c->rank - k - 1 + 2 * c->size) % c->size) * bytes;
-            size_t take = (size_t)((c->rank - k - 2 + 2 * c->size) % c->size) * bytes;
-            received->recv(left, SLOT_REDUCE_SCATTER, 0, bytes);
-            all->send(right, SLOT_REDUCE_SCATTER, give, bytes);
-            received->waitRecv(g.rank->op_timeout);
-            char *mine = static_cast<char *>(data) + take;
-            reductions[COMM_SUM][dtype](mine, g.scratch.data(), mine, (size_t)chunk);
-            all->waitSend(g.rank->op_timeout);
-        }
+        Ring ring = {c->rank, c->size, (size_t)chunk * (size_t)c->size, dtype_size(dtype)};
+        ring_reduce_scatter(g, ring, static_cast<char *>(data), reductions[COMM_SUM][dtype]);
         std::memmove(out, static_cast<char *>(data) + (size_t)c->rank * bytes, bytes);
     });
 }
@@ -360,13 +361,9 @@ int gloo_all_gather(struct comm *c, struct kstream *ks, const void *in, void *ou
     (void)ks;
     return guarded(c, err, [&](Group &g) {
         size_t bytes = (size_t)chunk * dtype_size(dtype);
-        if (!bytes)
-            return;
-        gloo::AllgatherOptions options(g.context);
-        options.setInput(static_cast<char *>(const_cast<void *>(in)), bytes);
-        options.setOutput(static_cast<char *>(out), bytes * (size_t)c->size);
-        options.setTimeout(g.rank->op_timeout);
-        gloo::allgather(options);
+        Ring ring = {c->rank, c->size, (size_t)chunk * (size_t)c->size, dtype_size(dtype)};
+        std::memmove(static_cast<char *>(out) + (size_t)c->rank * bytes, in, bytes);
+        ring_all_gather(g, ring, static_cast<char *>(out));
     });
 }
 
@@ -395,19 +392,6 @@ std::shared_ptr<gloo::rendezvous::Context> connect(int rank, int size, const std
     return context;
 }
 
-void post_notices(Rank &rank)
-{
-    int n = rank.world->size;
-    rank.notice.assign((size_t)n, -1);
-    rank.notice_in.resize((size_t)n);
-    for (int i = 0; i < n; i++) {
-        if (i == rank.world->rank)
-            continue;
-        rank.notice_in[i] = rank.world->createUnboundBuffer(&rank.notice[i], sizeof rank.notice[i]);
-        rank.notice_in[i]->recv(i, SLOT_NOTICE);
-    }
-}
-
 void fill(struct comm *c, struct comms *all, enum comm_group group, int rank, int size, int world_rank, Group *state)
 {
     c->backend = &gloo_backend;
@@ -433,16 +417,19 @@ int gloo_comms_create(int rank, int world, int tp, const char *bind_address, con
         milliseconds timeout(connect_timeout_ms);
         auto shared = std::make_shared<Rank>();
         shared->op_timeout = milliseconds(op_timeout_ms);
-        shared->world = connect(rank, world, "world", 0, rv, device, timeout);
-        post_notices(*shared);
+        int rc = peers_connect(rank, world, bind_address, rv, connect_timeout_ms, &shared->peers, err);
+        if (!rc)
+            rc = peers_watch(shared->peers, GRACE_MS, end_waits, shared.get(), err);
+        if (rc)
+            return rc;
         auto all = std::make_unique<Group>();
         all->rank = shared;
-        all->context = shared->world;
+        all->context = connect(rank, world, "world", 0, rv, device, timeout);
         all->base = 0;
         auto slice = std::make_unique<Group>();
         slice->rank = shared;
         slice->base = rank / tp * tp;
-        slice->context = tp == world ? shared->world
+        slice->context = tp == world ? all->context
                                      : connect(rank % tp, tp, "tp" + std::to_string(rank / tp), slice->base, rv, device,
                                                timeout);
         fill(&out->world, out, GROUP_WORLD, rank, world, rank, all.release());
