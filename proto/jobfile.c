@@ -20,8 +20,8 @@ int job_format_by_name(const char *name, enum job_format *out, struct error *err
         const char *name;
         enum job_format format;
     } names[] = {
-        {"auto", JOB_FORMAT_AUTO},   {"binary", JOB_FORMAT_BINARY}, {"pb", JOB_FORMAT_BINARY},
-        {"text", JOB_FORMAT_TEXT},   {"pbtxt", JOB_FORMAT_TEXT},    {"textproto", JOB_FORMAT_TEXT},
+        {"auto", JOB_FORMAT_AUTO}, {"binary", JOB_FORMAT_BINARY}, {"pb", JOB_FORMAT_BINARY},
+        {"text", JOB_FORMAT_TEXT}, {"pbtxt", JOB_FORMAT_TEXT},    {"textproto", JOB_FORMAT_TEXT},
         {"json", JOB_FORMAT_JSON},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)

@@ -10,7 +10,7 @@
 enum job_format { JOB_FORMAT_AUTO = 0, JOB_FORMAT_BINARY, JOB_FORMAT_TEXT, JOB_FORMAT_JSON };
 
 struct job_file {
-    struct arena arena;     /* owns the spec                                       */
+    struct arena arena; /* owns the spec                                       */
     Boost__JobSpec *spec;
     enum job_format format; /* the one that was read                               */
     struct buffer unknown;  /* with allow_unknown: the fields passed over, "a, b.c" */
@@ -28,8 +28,8 @@ enum job_format job_format_of(const void *data, size_t len);
 MUST_USE int jobfile_load(struct job_file *f, const char *path, enum job_format format, bool allow_unknown,
                           struct error *err);
 /* The same from memory; `name` stands for the path in messages. */
-MUST_USE int jobfile_parse(struct job_file *f, const char *name, const void *data, size_t len,
-                           enum job_format format, bool allow_unknown, struct error *err);
+MUST_USE int jobfile_parse(struct job_file *f, const char *name, const void *data, size_t len, enum job_format format,
+                           bool allow_unknown, struct error *err);
 void jobfile_free(struct job_file *f);
 
 /* Appends the spec in a format (not AUTO). */

@@ -16,8 +16,7 @@ struct target {
 };
 
 /* "name" or "name[3]" at *p, which moves behind it. */
-static int take_part(const char **p, const char **name, size_t *len, long *index, const char *prefix,
-                     struct error *err)
+static int take_part(const char **p, const char **name, size_t *len, long *index, const char *prefix, struct error *err)
 {
     *name = *p;
     *len = strspn(*p, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_");

@@ -29,8 +29,9 @@ static int fail(const struct reader *r, const char *path, const char *fmt, ...)
 static const char *type_of(const json_t *v)
 {
     static const char *const names[] = {
-        [JSON_OBJECT] = "an object", [JSON_ARRAY] = "an array", [JSON_STRING] = "a string", [JSON_INTEGER] = "an integer",
-        [JSON_REAL] = "a number",    [JSON_TRUE] = "true",      [JSON_FALSE] = "false",     [JSON_NULL] = "null",
+        [JSON_OBJECT] = "an object",   [JSON_ARRAY] = "an array", [JSON_STRING] = "a string",
+        [JSON_INTEGER] = "an integer", [JSON_REAL] = "a number",  [JSON_TRUE] = "true",
+        [JSON_FALSE] = "false",        [JSON_NULL] = "null",
     };
     return names[json_typeof(v)];
 }
@@ -271,14 +272,16 @@ static int read_value(const struct reader *r, ProtobufCMessage *m, const Protobu
     if (rc)
         return rc;
     void *at = reflect_push(m, f, r->arena);
+    if (!at && reflect_count(m, f) >= REFLECT_MAX_REPEATED)
+        return fail(r, path, "more than %d entries", REFLECT_MAX_REPEATED);
     if (!at)
-        return fail(r, path, "more than %d entries, or out of memory", REFLECT_MAX_REPEATED);
+        return error_set(r->err, ERR_NOMEM, "%s: %s: no memory", r->name, path);
     memcpy(at, &value, reflect_value_size(f));
     return ERR_OK;
 }
 
-static int read_list(const struct reader *r, ProtobufCMessage *m, const ProtobufCFieldDescriptor *f,
-                     const json_t *list, const char *path, int depth)
+static int read_list(const struct reader *r, ProtobufCMessage *m, const ProtobufCFieldDescriptor *f, const json_t *list,
+                     const char *path, int depth)
 {
     if (!json_is_array(list)) {
         fail_expected(r, path, "an array", list);
@@ -295,8 +298,8 @@ static int read_list(const struct reader *r, ProtobufCMessage *m, const Protobuf
     return ERR_OK;
 }
 
-static int read_member(const struct reader *r, ProtobufCMessage *m, const char *key, const json_t *v,
-                       const char *path, int depth)
+static int read_member(const struct reader *r, ProtobufCMessage *m, const char *key, const json_t *v, const char *path,
+                       int depth)
 {
     const ProtobufCFieldDescriptor *f = reflect_field(m->descriptor, key, strlen(key));
     char sub[REFLECT_PATH], prefix[REFLECT_PATH];
@@ -354,7 +357,8 @@ int json_read(ProtobufCMessage *m, struct arena *a, const char *name, const char
     if (!tree) {
         const char *nul = strstr(fault.text, "JSON_ALLOW_NUL") ? "a string cannot hold a NUL byte" : NULL;
         error_set(err, ERR_INVALID, "%s:%d:%d: %s", name, fault.line, fault.column, nul ? nul : fault.text);
-        error_hint(err, "JSON has double quotes around names and strings, no comments and no comma before a '}' or ']'");
+        error_hint(err,
+                   "JSON has double quotes around names and strings, no comments and no comma before a '}' or ']'");
         return ERR_INVALID;
     }
     int rc = read_object(&r, m, tree, "", 0);

@@ -19,9 +19,9 @@
 #include "proto/base/error.h"
 
 enum {
-    REFLECT_MAX_DEPTH = 64,           /* nesting of messages in any format   */
-    REFLECT_MAX_REPEATED = 64 << 10,  /* entries of one repeated field       */
-    REFLECT_PATH = 256,               /* "data.train[3].path", cut if longer */
+    REFLECT_MAX_DEPTH = 64,          /* nesting of messages in any format   */
+    REFLECT_MAX_REPEATED = 64 << 10, /* entries of one repeated field       */
+    REFLECT_PATH = 256,              /* "data.train[3].path", cut if longer */
 };
 
 /* What a reader does with a field that the schema does not know. */
@@ -87,8 +87,8 @@ size_t reflect_unknown_fields(const ProtobufCMessage *m, struct buffer *out);
 MUST_USE int reflect_check_wire(const ProtobufCMessageDescriptor *type, const void *data, size_t len,
                                 struct error *err);
 /* check_wire, then unpack into the arena; NULL and *err on failure. */
-ProtobufCMessage *reflect_unpack(const ProtobufCMessageDescriptor *type, const void *data, size_t len,
-                                 struct arena *a, struct error *err);
+ProtobufCMessage *reflect_unpack(const ProtobufCMessageDescriptor *type, const void *data, size_t len, struct arena *a,
+                                 struct error *err);
 
 /* path + "." + field, or + "[i]" when i >= 0; cut to fit. `out` may not be `path`. */
 void reflect_path(char out[REFLECT_PATH], const char *path, const char *field, long i);

@@ -189,15 +189,17 @@ int reflect_check_wire(const ProtobufCMessageDescriptor *type, const void *data,
     return len ? check_message(&w, type, "", 0) : ERR_OK;
 }
 
-ProtobufCMessage *reflect_unpack(const ProtobufCMessageDescriptor *type, const void *data, size_t len,
-                                 struct arena *a, struct error *err)
+ProtobufCMessage *reflect_unpack(const ProtobufCMessageDescriptor *type, const void *data, size_t len, struct arena *a,
+                                 struct error *err)
 {
     if (reflect_check_wire(type, data, len, err))
         return NULL;
     ProtobufCMessage *m = protobuf_c_message_unpack(type, &a->allocator, len, data);
-    if (!m) {
-        error_set(err, ERR_INVALID, "not a %s message, or over the memory limit", type->short_name);
-        error_hint(err, "the data are damaged, or larger than any real message");
+    if (!m && a->failed) {
+        error_set(err, ERR_NOMEM, "a %s message of %zu bytes is over the memory limit", type->short_name, len);
+    } else if (!m) {
+        error_set(err, ERR_INVALID, "not a %s message", type->short_name);
+        error_hint(err, "the data are damaged, or of another kind");
     }
     return m;
 }

@@ -18,8 +18,8 @@ MUST_USE int text_read(ProtobufCMessage *m, struct arena *a, const char *name, c
                        const struct read_options *options, struct error *err);
 /* Reads one value ("1e-3", "BTP", "\"x\"", "{ path: \"y\" }") for field f of m and adds it as
  * reflect_add() does. `where` is the field's path for messages. */
-MUST_USE int text_read_value(ProtobufCMessage *m, const ProtobufCFieldDescriptor *f, struct arena *a,
-                             const char *where, const char *text, size_t len, struct error *err);
+MUST_USE int text_read_value(ProtobufCMessage *m, const ProtobufCFieldDescriptor *f, struct arena *a, const char *where,
+                             const char *text, size_t len, struct error *err);
 /* Appends the message, one field a line, two spaces a level, fields by number.
  * protoc reads it back to the same bytes. Unknown fields stand as comments. */
 MUST_USE int text_write(const ProtobufCMessage *m, struct buffer *out, struct error *err);

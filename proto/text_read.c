@@ -60,8 +60,7 @@ static const char *shown(const struct token *t, char out[64])
 static int fail_expected(struct reader *r, const char *path, const char *what)
 {
     char found[64];
-    return fail_at(r, &r->t.now, "%s%sexpected %s, found %s", path, path[0] ? ": " : "", what,
-                   shown(&r->t.now, found));
+    return fail_at(r, &r->t.now, "%s%sexpected %s, found %s", path, path[0] ? ": " : "", what, shown(&r->t.now, found));
 }
 
 static int expect(struct reader *r, const char *path, char c)
@@ -321,8 +320,10 @@ static int read_value(struct reader *r, ProtobufCMessage *m, const ProtobufCFiel
     if (rc)
         return rc;
     void *at = m == r->foreign ? reflect_add(m, f, r->arena) : reflect_push(m, f, r->arena);
+    if (!at && reflect_count(m, f) >= REFLECT_MAX_REPEATED)
+        return fail_at(r, &r->t.now, "%s: more than %d entries", place->path, REFLECT_MAX_REPEATED);
     if (!at)
-        return fail_at(r, &r->t.now, "%s: more than %d entries, or out of memory", place->path, REFLECT_MAX_REPEATED);
+        return error_set(r->t.err, ERR_NOMEM, "%s: no memory", place->path);
     memcpy(at, &value, reflect_value_size(f));
     return ERR_OK;
 }

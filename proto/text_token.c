@@ -194,8 +194,9 @@ static int unescape_unicode(struct tokens *t, const char **p, const char *end, i
 {
     long code = hex_run(*p, end, digits);
     if (code < 0 || code > 0x10FFFF)
-        return bad_escape(t, *p, digits == 4 ? "\\u takes four hexadecimal digits"
-                                             : "\\U takes eight hexadecimal digits, at most 0010ffff");
+        return bad_escape(t, *p,
+                          digits == 4 ? "\\u takes four hexadecimal digits"
+                                      : "\\U takes eight hexadecimal digits, at most 0010ffff");
     *p += digits;
     if (code >= 0xD800 && code < 0xDC00 && end - *p >= 6 && (*p)[0] == '\\' && (*p)[1] == 'u') {
         long low = hex_run(*p + 2, end, 4);

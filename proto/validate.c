@@ -85,7 +85,8 @@ static const struct row rows[] = {
     {"parallel.tp", 0, 1, MAX_RANKS, "tp is the tensor-parallel degree, 1 for none"},
     {"parallel.pp", 0, 1, MAX_RANKS, "pp is the number of pipeline stages, 1 for none"},
     {"parallel.dp", 0, 1, MAX_RANKS, "dp is the number of data-parallel replicas, 1 for none"},
-    {"parallel.micro_batch", 0, 1, 1 << 20, "micro_batch is sequences a rank takes at once; leave it out to have it chosen"},
+    {"parallel.micro_batch", 0, 1, 1 << 20,
+     "micro_batch is sequences a rank takes at once; leave it out to have it chosen"},
     {"parallel.global_batch", REQUIRED, 1, 1 << 24, "global_batch is sequences a step, a multiple of micro_batch * dp"},
     {"parallel.zero", 0, 0, 1, "zero: 1 shards the optimizer state over dp, 0 does not"},
     {"parallel.bucket_mib", 0, 1, 4096, "MiB a gradient bucket; leave it out for 64"},
@@ -120,7 +121,8 @@ static const struct row rows[] = {
     {"run.log_every", 0, 1, 1e9, "steps between metric records, at least 1"},
     {"run.seed", 0, 0, INFINITY, "the seed of the initial weights is 0 or more"},
 
-    {"checkpoint.dir", REQUIRED, ANY_NUMBER, "name a directory that every node of the job sees: checkpoint { dir: \"ckpt\" }"},
+    {"checkpoint.dir", REQUIRED, ANY_NUMBER,
+     "name a directory that every node of the job sees: checkpoint { dir: \"ckpt\" }"},
     {"checkpoint.every_steps", 0, 0, 1e9, "steps between checkpoints, 0 for only at stop and at the end"},
     {"checkpoint.every_seconds", 0, 0, 1e9, "seconds between checkpoints under interval SECONDS"},
     {"checkpoint.keep", 0, 1, INFINITY, "the number of newest checkpoints kept, at least 1"},
@@ -129,13 +131,15 @@ static const struct row rows[] = {
 
     {"resources.nodes", 0, 1, 1 << 16, "nodes of the job, at least 1"},
     {"resources.min_nodes", 0, 1, 1 << 16, "leave it out for min_nodes = nodes"},
-    {"resources.devices_per_node", 0, 1, 1 << 16, "nodes * devices_per_node = tp * pp * dp; leave it out to have it derived"},
+    {"resources.devices_per_node", 0, 1, 1 << 16,
+     "nodes * devices_per_node = tp * pp * dp; leave it out to have it derived"},
     {"resources.spares", 0, 0, 1 << 16, "spare nodes kept ready, 0 for none"},
     {"resources.threads_per_rank", 0, 0, 4096, "CPU threads a rank, 0 to share the cores evenly"},
     {"resources.memory_mib", 0, 0, INFINITY, "MiB a rank, 0 to take it from the plan"},
 
     {"restart.max_restarts", 0, 0, INFINITY, "restarts for failures of the application, 0 for none"},
-    {"restart.no_progress_limit", 0, 1, INFINITY, "attempts in a row without a later checkpoint before HELD, at least 1"},
+    {"restart.no_progress_limit", 0, 1, INFINITY,
+     "attempts in a row without a later checkpoint before HELD, at least 1"},
 };
 
 enum { ROWS = sizeof rows / sizeof *rows };
@@ -192,8 +196,8 @@ static bool in_range(const struct row *row, double v)
     return low && high;
 }
 
-static void check_number(struct faults *all, const struct row *row, const char *path,
-                         const ProtobufCFieldDescriptor *f, const void *at)
+static void check_number(struct faults *all, const struct row *row, const char *path, const ProtobufCFieldDescriptor *f,
+                         const void *at)
 {
     if (in_range(row, number_at(f, at)))
         return;
@@ -409,8 +413,7 @@ static void check_data(struct faults *all, const Boost__JobSpec *spec)
             fault(all, "token ids are below vocab", "data.pad_id = %d is not below model.vocab = %d", d->pad_id, vocab);
     }
     if (d->mask_eod && d->eod_id < 0)
-        fault(all, "set eod_id to the end-of-document token, or leave mask_eod out",
-              "data.mask_eod needs data.eod_id");
+        fault(all, "set eod_id to the end-of-document token, or leave mask_eod out", "data.mask_eod needs data.eod_id");
     if (spec->run && spec->run->eval_every > 0 && !d->n_eval)
         fault(all, "add eval { path: ... } to data, or leave eval_every out",
               "run.eval_every = %" PRId64 " needs data.eval", spec->run->eval_every);

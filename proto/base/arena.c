@@ -44,12 +44,19 @@ void arena_free(struct arena *a)
     }
     a->head = NULL;
     a->used = 0;
+    a->failed = false;
+}
+
+static void *refuse(struct arena *a)
+{
+    a->failed = true;
+    return NULL;
 }
 
 void *arena_alloc(struct arena *a, size_t size)
 {
     if (size > a->max || a->used > a->max - size)
-        return NULL;
+        return refuse(a);
     size_t padded = (size + ALIGN - 1) & ~(size_t)(ALIGN - 1);
     if (!padded)
         padded = ALIGN;
@@ -58,7 +65,7 @@ void *arena_alloc(struct arena *a, size_t size)
         size_t cap = padded > CHUNK_BYTES ? padded : CHUNK_BYTES;
         chunk = calloc(1, sizeof *chunk + cap);
         if (!chunk)
-            return NULL;
+            return refuse(a);
         chunk->cap = cap;
         chunk->next = a->head;
         a->head = chunk;

@@ -4,6 +4,7 @@
 #define BOOST_PROTO_BASE_ARENA_H
 
 #include <protobuf-c/protobuf-c.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "proto/base/error.h"
@@ -13,6 +14,7 @@ struct arena {
     struct arena_chunk *head;
     size_t used;
     size_t max;
+    bool failed; /* sticky: an allocation was refused */
     ProtobufCAllocator allocator; /* pass &arena.allocator to *__unpack */
 };
 

@@ -55,26 +55,45 @@ struct all_types {
     };
 };
 
-static const ProtobufCEnumValue choice_values[] = {{"MINUS", "CHOICE_MINUS", -3}, {"ZERO", "CHOICE_ZERO", 0}, {"ONE", "CHOICE_ONE", 1}};
+static const ProtobufCEnumValue choice_values[] = {
+    {"MINUS", "CHOICE_MINUS", -3}, {"ZERO", "CHOICE_ZERO", 0}, {"ONE", "CHOICE_ONE", 1}};
 static const ProtobufCEnumValueIndex choice_names[] = {{"MINUS", 0}, {"ONE", 2}, {"ZERO", 1}};
 static const ProtobufCIntRange choice_ranges[] = {{-3, 0}, {0, 1}, {0, 3}};
-static const ProtobufCEnumDescriptor choice_descriptor = {
-    PROTOBUF_C__ENUM_DESCRIPTOR_MAGIC, "AllTypes.Choice", "Choice", "enum choice", "", 3, choice_values, 3, choice_names,
-    2, choice_ranges, NULL, NULL, NULL, NULL};
+static const ProtobufCEnumDescriptor choice_descriptor = {PROTOBUF_C__ENUM_DESCRIPTOR_MAGIC,
+                                                          "AllTypes.Choice",
+                                                          "Choice",
+                                                          "enum choice",
+                                                          "",
+                                                          3,
+                                                          choice_values,
+                                                          3,
+                                                          choice_names,
+                                                          2,
+                                                          choice_ranges,
+                                                          NULL,
+                                                          NULL,
+                                                          NULL,
+                                                          NULL};
 
 static const ProtobufCMessageDescriptor all_types_descriptor;
 
-#define SINGLE(name, id, kind, type) \
-    {#name, id, PROTOBUF_C_LABEL_OPTIONAL, PROTOBUF_C_TYPE_##kind, \
-     offsetof(struct all_types, has) + ((id) <= 16 ? (id) : 0) * sizeof(protobuf_c_boolean), \
-     offsetof(struct all_types, name), type, NULL, 0, 0, NULL, NULL}
-#define LIST(name, id, kind, type) \
-    {#name, id, PROTOBUF_C_LABEL_REPEATED, PROTOBUF_C_TYPE_##kind, \
-     offsetof(struct all_types, n_list) + ((id) - 18) * sizeof(size_t), offsetof(struct all_types, name), type, NULL, \
-     0, 0, NULL, NULL}
-#define PICK(name, id, kind, type) \
-    {#name, id, PROTOBUF_C_LABEL_OPTIONAL, PROTOBUF_C_TYPE_##kind, offsetof(struct all_types, pick_case), \
-     offsetof(struct all_types, name), type, NULL, PROTOBUF_C_FIELD_FLAG_ONEOF, 0, NULL, NULL}
+#define SINGLE(name, id, kind, type)                                                                \
+    {                                                                                               \
+#name, id, PROTOBUF_C_LABEL_OPTIONAL, PROTOBUF_C_TYPE_##kind,                               \
+            offsetof(struct all_types, has) + ((id) <= 16 ? (id) : 0) * sizeof(protobuf_c_boolean), \
+            offsetof(struct all_types, name), type, NULL, 0, 0, NULL, NULL                          \
+    }
+#define LIST(name, id, kind, type)                                                                                   \
+    {                                                                                                                \
+#name, id, PROTOBUF_C_LABEL_REPEATED, PROTOBUF_C_TYPE_##kind,                                                \
+            offsetof(struct all_types, n_list) + ((id)-18) * sizeof(size_t), offsetof(struct all_types, name), type, \
+            NULL, 0, 0, NULL, NULL                                                                                   \
+    }
+#define PICK(name, id, kind, type)                                                                           \
+    {                                                                                                        \
+#name, id, PROTOBUF_C_LABEL_OPTIONAL, PROTOBUF_C_TYPE_##kind, offsetof(struct all_types, pick_case), \
+            offsetof(struct all_types, name), type, NULL, PROTOBUF_C_FIELD_FLAG_ONEOF, 0, NULL, NULL         \
+    }
 
 static const ProtobufCFieldDescriptor all_types_fields[] = {
     SINGLE(i32, 1, INT32, NULL),
@@ -115,9 +134,21 @@ static void all_types_init(ProtobufCMessage *m)
     *fresh = (struct all_types){.base = {&all_types_descriptor, 0, NULL}};
 }
 
-static const ProtobufCMessageDescriptor all_types_descriptor = {
-    PROTOBUF_C__MESSAGE_DESCRIPTOR_MAGIC, "AllTypes", "AllTypes", "struct all_types", "", sizeof(struct all_types), 27,
-    all_types_fields, all_types_by_name, 1, all_types_ranges, all_types_init, NULL, NULL, NULL};
+static const ProtobufCMessageDescriptor all_types_descriptor = {PROTOBUF_C__MESSAGE_DESCRIPTOR_MAGIC,
+                                                                "AllTypes",
+                                                                "AllTypes",
+                                                                "struct all_types",
+                                                                "",
+                                                                sizeof(struct all_types),
+                                                                27,
+                                                                all_types_fields,
+                                                                all_types_by_name,
+                                                                1,
+                                                                all_types_ranges,
+                                                                all_types_init,
+                                                                NULL,
+                                                                NULL,
+                                                                NULL};
 
 #undef SINGLE
 #undef LIST

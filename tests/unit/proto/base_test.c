@@ -132,7 +132,9 @@ static void test_arena(void **state)
     assert_non_null(arena_alloc(&a, 100000)); /* larger than a chunk */
     assert_string_equal(arena_strdup(&a, "text"), "text");
     assert_string_equal(arena_printf(&a, "%05d", 42), "00042");
+    assert_false(a.failed);
     assert_null(arena_alloc(&a, 1 << 20));
+    assert_true(a.failed);
     assert_null(arena_alloc(&a, SIZE_MAX));
     assert_null(arena_alloc(&a, SIZE_MAX - 8)); /* rounding up may not wrap */
     size_t got = 0;
@@ -183,9 +185,20 @@ static void test_number_round_trip(void **state)
     static const struct {
         double v;
         const char *text;
-    } cases[] = {{0.1, "0.1"},   {1, "1"},         {-0.0, "-0"},   {1e-8, "1e-08"},  {0.001, "0.001"}, {1e22, "1e+22"},
-                 {1e23, "1e+23"}, {5e-324, "5e-324"}, {INFINITY, "inf"}, {-INFINITY, "-inf"}, {NAN, "nan"},
-                 {0.1 + 0.2, "0.30000000000000004"}, {DBL_MAX, "1.7976931348623157e+308"}, {10000, "10000"}};
+    } cases[] = {{0.1, "0.1"},
+                 {1, "1"},
+                 {-0.0, "-0"},
+                 {1e-8, "1e-08"},
+                 {0.001, "0.001"},
+                 {1e22, "1e+22"},
+                 {1e23, "1e+23"},
+                 {5e-324, "5e-324"},
+                 {INFINITY, "inf"},
+                 {-INFINITY, "-inf"},
+                 {NAN, "nan"},
+                 {0.1 + 0.2, "0.30000000000000004"},
+                 {DBL_MAX, "1.7976931348623157e+308"},
+                 {10000, "10000"}};
     char text[NUMBER_TEXT];
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         assert_string_equal(number_from_double(cases[i].v, text), cases[i].text);
@@ -232,7 +245,9 @@ static void test_utf8(void **state)
         if (utf8_length(bytes, n) != (surrogate ? 0 : n) || (n > 1 && utf8_length(bytes, n - 1) != 0))
             fail_msg("U+%04X", code);
     }
-    static const char *const bad[] = {"\x80", "\xc0\x80", "\xc1\xbf", "\xe0\x9f\xbf", "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff", "\xc3(", "\xe2\x82("};
+    static const char *const bad[] = {
+        "\x80", "\xc0\x80", "\xc1\xbf", "\xe0\x9f\xbf", "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80",
+        "\xff", "\xc3(",    "\xe2\x82("};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         assert_int_equal(utf8_length(bad[i], strlen(bad[i])), 0);
     assert_int_equal(utf8_length("", 0), 0);
@@ -241,11 +256,16 @@ static void test_utf8(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_error_text),        cmocka_unit_test(test_error_is_cut_not_overrun),
-        cmocka_unit_test(test_error_codes),       cmocka_unit_test(test_buffer_grows_to_its_maximum),
-        cmocka_unit_test(test_arena),             cmocka_unit_test(test_arena_odd_maximum),
-        cmocka_unit_test(test_clock),             cmocka_unit_test(test_number_round_trip),
-        cmocka_unit_test(test_number_in_another_locale), cmocka_unit_test(test_utf8),
+        cmocka_unit_test(test_error_text),
+        cmocka_unit_test(test_error_is_cut_not_overrun),
+        cmocka_unit_test(test_error_codes),
+        cmocka_unit_test(test_buffer_grows_to_its_maximum),
+        cmocka_unit_test(test_arena),
+        cmocka_unit_test(test_arena_odd_maximum),
+        cmocka_unit_test(test_clock),
+        cmocka_unit_test(test_number_round_trip),
+        cmocka_unit_test(test_number_in_another_locale),
+        cmocka_unit_test(test_utf8),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -25,15 +25,20 @@ static void test_published_vectors(void **state)
         up[i] = (uint8_t)i;
         down[i] = (uint8_t)(31 - i);
     }
-    static const uint8_t read_command[48] = {
-        0x01, 0xc0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x14, 0, 0, 0, 0, 0, 0x04, 0,
-        0, 0, 0, 0x14, 0, 0, 0, 0x18, 0x28, 0, 0, 0, 0, 0, 0, 0, 0x02, 0, 0, 0, 0, 0, 0, 0};
+    static const uint8_t read_command[48] = {0x01, 0xc0, 0, 0, 0, 0, 0,    0, 0,    0, 0, 0,    0, 0, 0, 0,
+                                             0x14, 0,    0, 0, 0, 0, 0x04, 0, 0,    0, 0, 0x14, 0, 0, 0, 0x18,
+                                             0x28, 0,    0, 0, 0, 0, 0,    0, 0x02, 0, 0, 0,    0, 0, 0, 0};
     const struct {
         const void *data;
         size_t len;
         uint32_t crc;
-    } vectors[] = {{zeros, 32, 0x8a9136aa}, {ones, 32, 0x62a8ab43},      {up, 32, 0x46dd794e}, {down, 32, 0x113fdb5c},
-                   {read_command, 48, 0xd9963a56}, {"123456789", 9, 0xe3069283}, {"", 0, 0}};
+    } vectors[] = {{zeros, 32, 0x8a9136aa},
+                   {ones, 32, 0x62a8ab43},
+                   {up, 32, 0x46dd794e},
+                   {down, 32, 0x113fdb5c},
+                   {read_command, 48, 0xd9963a56},
+                   {"123456789", 9, 0xe3069283},
+                   {"", 0, 0}};
     for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++) {
         assert_int_equal(crc32c(0, vectors[i].data, vectors[i].len), vectors[i].crc);
         assert_int_equal(portable(0, vectors[i].data, vectors[i].len), vectors[i].crc);

@@ -95,7 +95,7 @@ static void test_limits(void **state)
     op.value.data = calloc(1, LIMIT_FRAME);
     assert_non_null(op.value.data);
     assert_int_equal(frame_append(&out, &op.base, &err), ERR_INVALID);
-    assert_int_equal(out.len, 6); /* as it was */
+    assert_int_equal(out.len, 6);   /* as it was */
     op.value.len = LIMIT_FRAME - 5; /* tag 1, length 4 */
     assert_int_equal(frame_append(&out, &op.base, &err), 0);
     assert_int_equal(out.len, 6 + 4 + LIMIT_FRAME);

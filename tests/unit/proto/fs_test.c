@@ -1,7 +1,9 @@
 /* proto/base/fs: files that are old or new and never half, directories, paths. */
+#include <dirent.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,8 +11,6 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <dirent.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -68,7 +68,8 @@ static void test_write_replaces(void **state)
     (void)state;
     const char *path = in_dir("file");
     for (int durable = 0; durable < 2; durable++) {
-        int (*put)(const char *, const void *, size_t, mode_t, struct error *) = durable ? fs_write_durable : fs_write_atomic;
+        int (*put)(const char *, const void *, size_t, mode_t, struct error *) =
+            durable ? fs_write_durable : fs_write_atomic;
         assert_int_equal(put(path, "old", 3, 0640, &err), 0);
         assert_int_equal(put(path, "new content", 11, 0640, &err), 0);
         expect_content(path, "new content");
@@ -229,9 +230,12 @@ static void test_write_all_through_a_pipe(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_write_replaces),         cmocka_unit_test(test_failed_write_leaves_the_old),
-        cmocka_unit_test(test_readers_never_see_half), cmocka_unit_test(test_read_faults),
-        cmocka_unit_test(test_directories),            cmocka_unit_test(test_paths),
+        cmocka_unit_test(test_write_replaces),
+        cmocka_unit_test(test_failed_write_leaves_the_old),
+        cmocka_unit_test(test_readers_never_see_half),
+        cmocka_unit_test(test_read_faults),
+        cmocka_unit_test(test_directories),
+        cmocka_unit_test(test_paths),
         cmocka_unit_test(test_write_all_through_a_pipe),
     };
     return cmocka_run_group_tests(tests, make_dir, remove_dir);

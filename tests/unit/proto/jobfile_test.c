@@ -17,7 +17,8 @@ static char dir[256];
 static struct job_file file;
 static struct error err;
 
-static const char text_spec[] = "spec_version: 1\nname: \"a\"\nmodel {\n  hidden: 64\n}\ndata {\n  train {\n    path: \"t\"\n  }\n}\n";
+static const char text_spec[] =
+    "spec_version: 1\nname: \"a\"\nmodel {\n  hidden: 64\n}\ndata {\n  train {\n    path: \"t\"\n  }\n}\n";
 
 static int make_dir(void **state)
 {
@@ -55,10 +56,11 @@ static void test_formats_by_content(void **state)
         size_t len;
         enum job_format format;
     } cases[] = {
-        {"name: \"a\"", 9, JOB_FORMAT_TEXT},      {"  \t\r\n{}", 7, JOB_FORMAT_JSON}, {"\x08\x01", 2, JOB_FORMAT_BINARY},
-        {"# {\n", 4, JOB_FORMAT_TEXT},            {"\xEF\xBB\xBF{", 4, JOB_FORMAT_JSON}, {"name: \"\x7f\xc3\xa9\"", 10, JOB_FORMAT_TEXT},
-        {"{\x01", 2, JOB_FORMAT_JSON},            {"a\x1b", 2, JOB_FORMAT_BINARY},    {"a\0b", 3, JOB_FORMAT_BINARY},
-        {"", 0, JOB_FORMAT_TEXT},
+        {"name: \"a\"", 9, JOB_FORMAT_TEXT},   {"  \t\r\n{}", 7, JOB_FORMAT_JSON},
+        {"\x08\x01", 2, JOB_FORMAT_BINARY},    {"# {\n", 4, JOB_FORMAT_TEXT},
+        {"\xEF\xBB\xBF{", 4, JOB_FORMAT_JSON}, {"name: \"\x7f\xc3\xa9\"", 10, JOB_FORMAT_TEXT},
+        {"{\x01", 2, JOB_FORMAT_JSON},         {"a\x1b", 2, JOB_FORMAT_BINARY},
+        {"a\0b", 3, JOB_FORMAT_BINARY},        {"", 0, JOB_FORMAT_TEXT},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         assert_int_equal(job_format_of(cases[i].data, cases[i].len), cases[i].format);
@@ -107,12 +109,20 @@ static void test_faults_name_file_and_mend(void **state)
     expect_fault("empty", "", 0, JOB_FORMAT_AUTO, " is empty");
     expect_fault("blank", " \n\t\r\n", 5, JOB_FORMAT_AUTO, " is empty");
     assert_true(err.hint[0]);
-    expect_fault("cut.pb", "\x08\x01\x12\x05" "ab", 6, JOB_FORMAT_AUTO, ": the data are cut off at byte 6, inside name");
+    expect_fault("cut.pb",
+                 "\x08\x01\x12\x05"
+                 "ab",
+                 6, JOB_FORMAT_AUTO, ": the data are cut off at byte 6, inside name");
     assert_non_null(strstr(err.hint, "make it again"));
-    expect_fault("job.pbtxt", "model { rnk: 3 }", 16, JOB_FORMAT_AUTO, ":1:9: unknown field 'rnk' in model; did you mean 'rank'?");
-    expect_fault("job.json", "{\"nme\": 1}", 10, JOB_FORMAT_AUTO, ": unknown field 'nme' in JobSpec; did you mean 'name'?");
+    expect_fault("job.pbtxt", "model { rnk: 3 }", 16, JOB_FORMAT_AUTO,
+                 ":1:9: unknown field 'rnk' in model; did you mean 'rank'?");
+    expect_fault("job.json", "{\"nme\": 1}", 10, JOB_FORMAT_AUTO,
+                 ": unknown field 'nme' in JobSpec; did you mean 'name'?");
     expect_fault("forced", "name: \"a\"", 9, JOB_FORMAT_JSON, ":1:4: '[' or '{' expected near 'name'");
-    expect_fault("elf", "\x7f" "ELF\x02\x01\x01\0", 8, JOB_FORMAT_AUTO, ": after[0]: wire type of another kind of field at byte 1");
+    expect_fault("elf",
+                 "\x7f"
+                 "ELF\x02\x01\x01\0",
+                 8, JOB_FORMAT_AUTO, ": after[0]: wire type of another kind of field at byte 1");
 
     assert_int_equal(jobfile_load(&file, in_dir("none"), JOB_FORMAT_AUTO, false, &err), ERR_NOT_FOUND);
     assert_non_null(strstr(err.message, "/none: No such file"));
@@ -171,7 +181,8 @@ static void test_unknown_fields(void **state)
     assert_int_equal(out.len, sizeof binary - 1); /* kept on the way through */
     buffer_clear(&out);
     assert_int_equal(jobfile_write(file.spec, JOB_FORMAT_TEXT, &out, &err), 0);
-    assert_string_equal((char *)out.data, "spec_version: 1\nmodel {\n  # unknown field 50, 1 bytes\n}\n# unknown field 99, 1 bytes\n");
+    assert_string_equal((char *)out.data,
+                        "spec_version: 1\nmodel {\n  # unknown field 50, 1 bytes\n}\n# unknown field 99, 1 bytes\n");
     buffer_free(&out);
     jobfile_free(&file);
     assert_int_equal(load("new.pbtxt", "new: 1 name: 'a'", 16, JOB_FORMAT_AUTO, true), 0);
@@ -209,7 +220,8 @@ static void test_set(void **state)
     assert_string_equal(s->name, "quoted\n");
     set_ok("name=");
     assert_string_equal(s->name, "");
-    assert_true(s->model->hidden == 128 && s->model->tie_embeddings && s->parallel->strategy == BOOST__STRATEGY__VALUE__BTP);
+    assert_true(s->model->hidden == 128 && s->model->tie_embeddings &&
+                s->parallel->strategy == BOOST__STRATEGY__VALUE__BTP);
     set_ok("model.hidden=");
     assert_false(s->model->has_hidden);
     set_ok("data.train[0].path=new.bin");
@@ -247,7 +259,8 @@ static void test_set_faults(void **state)
     set_bad("optimizer.lrr=1", "cannot set optimizer.lrr: unknown field 'lrr' in optimizer; did you mean 'lr'?");
     set_bad("optmizer.lr=1", "cannot set optmizer.lr: unknown field 'optmizer' in JobSpec; did you mean 'optimizer'?");
     set_bad("lr=1", "cannot set lr: unknown field 'lr' in JobSpec; did you mean 'optimizer { lr }'?");
-    set_bad("parallel.strategy=BTTP", "cannot set parallel.strategy: parallel.strategy cannot be 'BTTP' (one of FULL VANILLA BTP); did you mean 'BTP'?");
+    set_bad("parallel.strategy=BTTP", "cannot set parallel.strategy: parallel.strategy cannot be 'BTTP' (one of FULL "
+                                      "VANILLA BTP); did you mean 'BTP'?");
     set_bad("model.hidden=big", "cannot set model.hidden: model.hidden: expected a whole number, found 'big'");
     set_bad("model.hidden=64 65", "cannot set model.hidden: model.hidden: expected nothing more, found '65'");
     assert_true(file.spec->model->hidden == 64); /* a bad value changes nothing */
@@ -272,7 +285,13 @@ static void test_set_faults(void **state)
 static void test_set_on_unpacked_message(void **state)
 {
     (void)state;
-    Boost__JobSpec *s = boost__job_spec__unpack(NULL, 9, (const uint8_t *)"\x12\x01" "a" "\x7a\x01" "b" "\x7a\x01" "c");
+    Boost__JobSpec *s = boost__job_spec__unpack(NULL, 9,
+                                                (const uint8_t *)"\x12\x01"
+                                                                 "a"
+                                                                 "\x7a\x01"
+                                                                 "b"
+                                                                 "\x7a\x01"
+                                                                 "c");
     assert_non_null(s);
     struct arena arena;
     arena_init(&arena, 1 << 20);
@@ -293,9 +312,10 @@ static void test_set_on_unpacked_message(void **state)
 static void test_absolute_paths(void **state)
 {
     (void)state;
-    const char *text = "workdir: 'w' data { train { path: 'a/b' } train { path: '/abs' } train { path: 'https://x/y' } train {}\n"
-                       "eval { path: './e' } cache_dir: '' } checkpoint { dir: './/ckpt' init_from { path: 'job:17@8000' } }\n"
-                       "run { tensorboard_dir: '.' } notify { secret_file: '../s' }";
+    const char *text =
+        "workdir: 'w' data { train { path: 'a/b' } train { path: '/abs' } train { path: 'https://x/y' } train {}\n"
+        "eval { path: './e' } cache_dir: '' } checkpoint { dir: './/ckpt' init_from { path: 'job:17@8000' } }\n"
+        "run { tensorboard_dir: '.' } notify { secret_file: '../s' }";
     assert_int_equal(jobfile_parse(&file, "t", text, strlen(text), JOB_FORMAT_AUTO, false, &err), 0);
     assert_int_equal(jobfile_absolute_paths(file.spec, &file.arena, "/home/u", &err), 0);
     const Boost__JobSpec *s = file.spec;

@@ -203,8 +203,9 @@ static void test_damaged_all_types(void **state)
 static void test_damaged_assignments(void **state)
 {
     (void)state;
-    static const char *const good[] = {"optimizer.lr=1e-3", "parallel.strategy=BTP", "data.train[0].path=a", "after+=afterok:18",
-                                       "data.eval=[{path: \"a\"}]", "model={hidden: 3}", "label[1]={key: \"a\"}", "name="};
+    static const char *const good[] = {
+        "optimizer.lr=1e-3",         "parallel.strategy=BTP", "data.train[0].path=a",  "after+=afterok:18",
+        "data.eval=[{path: \"a\"}]", "model={hidden: 3}",     "label[1]={key: \"a\"}", "name="};
     struct rng g = {271828};
     struct arena a;
     arena_init(&a, 64 << 20);
@@ -225,12 +226,61 @@ static void test_damaged_assignments(void **state)
     arena_free(&a);
 }
 
+/* An arena that is full after any number of bytes: an error that says so, or success, and nothing else. */
+static void test_memory_runs_out_anywhere(void **state)
+{
+    (void)state;
+    struct rng g = {1234567};
+    struct arena a;
+    struct error err = {0};
+    struct buffer out[JOB_FORMAT_JSON + 1];
+    arena_init(&a, 16 << 20);
+    ProtobufCMessage *m = random_message(&g, &a, &boost__job_spec__descriptor, true, 0);
+    for (int format = JOB_FORMAT_BINARY; format <= JOB_FORMAT_JSON; format++) {
+        buffer_init(&out[format], 1 << 20);
+        assert_int_equal(jobfile_write((Boost__JobSpec *)m, (enum job_format)format, &out[format], &err), 0);
+    }
+    int succeeded = 0;
+    for (size_t max = 0; max < 32768; max += 24) {
+        for (int format = JOB_FORMAT_BINARY; format <= JOB_FORMAT_JSON; format++) {
+            struct arena small;
+            arena_init(&small, max);
+            ProtobufCMessage *back = reflect_new(&small, m->descriptor);
+            const char *data = (char *)out[format].data;
+            size_t len = out[format].len;
+            int rc = ERR_NOMEM;
+            if (back && format == JOB_FORMAT_TEXT)
+                rc = text_read(back, &small, "t", data, len, NULL, &err);
+            else if (back && format == JOB_FORMAT_JSON)
+                rc = json_read(back, &small, "j", data, len, NULL, &err);
+            else if (back)
+                rc = (back = reflect_unpack(m->descriptor, data, len, &small, &err)) ? ERR_OK : (int)err.code;
+            if (!rc) {
+                assert_true(reflect_equal(m, back));
+                rc = reflect_fill_defaults(back, &small, &err);
+                succeeded += !rc;
+            }
+            if (rc && rc != ERR_NOMEM)
+                fail_msg("%d bytes: %s: %s", (int)max, error_code_name((enum error_code)rc), err.message);
+            arena_free(&small);
+        }
+    }
+    assert_true(succeeded > 3);
+    for (int format = JOB_FORMAT_BINARY; format <= JOB_FORMAT_JSON; format++)
+        buffer_free(&out[format]);
+    arena_free(&a);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_damaged_text),      cmocka_unit_test(test_damaged_json),
-        cmocka_unit_test(test_damaged_binary),    cmocka_unit_test(test_random_bytes),
-        cmocka_unit_test(test_damaged_all_types), cmocka_unit_test(test_damaged_assignments),
+        cmocka_unit_test(test_damaged_text),
+        cmocka_unit_test(test_damaged_json),
+        cmocka_unit_test(test_damaged_binary),
+        cmocka_unit_test(test_random_bytes),
+        cmocka_unit_test(test_damaged_all_types),
+        cmocka_unit_test(test_damaged_assignments),
+        cmocka_unit_test(test_memory_runs_out_anywhere),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

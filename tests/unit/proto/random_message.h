@@ -29,7 +29,8 @@ static inline unsigned rng_below(struct rng *g, unsigned n)
 /* Edge values half of the time. */
 static inline uint64_t rng_integer(struct rng *g)
 {
-    static const uint64_t edges[] = {0, 1, 2, UINT64_MAX, INT32_MAX, (uint64_t)INT32_MIN, UINT32_MAX, INT64_MAX, (uint64_t)1 << 63, 127, 128};
+    static const uint64_t edges[] = {
+        0, 1, 2, UINT64_MAX, INT32_MAX, (uint64_t)INT32_MIN, UINT32_MAX, INT64_MAX, (uint64_t)1 << 63, 127, 128};
     if (rng_below(g, 2))
         return edges[rng_below(g, sizeof edges / sizeof *edges)];
     return rng_next(g) >> rng_below(g, 64);
@@ -37,7 +38,9 @@ static inline uint64_t rng_integer(struct rng *g)
 
 static inline double rng_double(struct rng *g, bool finite)
 {
-    static const double edges[] = {0.0, -0.0, 1.0, 0.1, 1e-8, 1e22, 1e23, 5e-324, 2.2250738585072014e-308, 1.7976931348623157e308, -1e-3, 123456789.0};
+    static const double edges[] = {
+        0.0,   -0.0,       1.0, 0.1, 1e-8, 1e22, 1e23, 5e-324, 2.2250738585072014e-308, 1.7976931348623157e308,
+        -1e-3, 123456789.0};
     if (rng_below(g, 2))
         return edges[rng_below(g, sizeof edges / sizeof *edges)];
     if (!finite && rng_below(g, 10) == 0)
@@ -54,7 +57,8 @@ static inline char *rng_string(struct rng *g, struct arena *a)
     char text[128];
     size_t len = 0;
     for (unsigned n = rng_below(g, 24); n > 0; n--) {
-        static const uint32_t odd[] = {'"', '\'', '\\', '\n', '\t', '\r', 1, 0x1f, 0x7f, 0xe9, 0x20ac, 0xfffd, 0x1f600, '0', '7', '?', '{', '#', ':'};
+        static const uint32_t odd[] = {'"',    '\'',   '\\',    '\n', '\t', '\r', 1,   0x1f, 0x7f, 0xe9,
+                                       0x20ac, 0xfffd, 0x1f600, '0',  '7',  '?',  '{', '#',  ':'};
         uint32_t code = rng_below(g, 3) ? 32 + rng_below(g, 95) : odd[rng_below(g, sizeof odd / sizeof *odd)];
         len += utf8_put(code, text + len);
     }

@@ -104,9 +104,17 @@ static void test_nearest(void **state)
     const ProtobufCMessageDescriptor *model = &boost__model__descriptor;
     static const struct {
         const char *typed, *meant;
-    } cases[] = {{"rnk", "rank"},       {"Rank", "rank"},     {"ranks", "rank"},           {"arnk", "rank"},
-                 {"layer", "layers"},   {"hiden", "hidden"},  {"intermidiate", "intermediate"},
-                 {"kv-heads", "kv_heads"}, {"x", NULL},       {"zzzz", NULL},              {"", NULL}};
+    } cases[] = {{"rnk", "rank"},
+                 {"Rank", "rank"},
+                 {"ranks", "rank"},
+                 {"arnk", "rank"},
+                 {"layer", "layers"},
+                 {"hiden", "hidden"},
+                 {"intermidiate", "intermediate"},
+                 {"kv-heads", "kv_heads"},
+                 {"x", NULL},
+                 {"zzzz", NULL},
+                 {"", NULL}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *near = reflect_nearest_field(model, cases[i].typed, strlen(cases[i].typed));
         if (cases[i].meant ? !near || strcmp(near, cases[i].meant) != 0 : near != NULL)
@@ -126,7 +134,8 @@ static void test_defaults(void **state)
     Boost__JobSpec *s = (Boost__JobSpec *)reflect_new(&arena, &boost__job_spec__descriptor);
     const ProtobufCFieldDescriptor *data = field(s->base.descriptor, "data");
     ProtobufCMessage *d = reflect_sub(&s->base, data, &arena);
-    *(ProtobufCMessage **)reflect_add(d, field(d->descriptor, "train"), &arena) = reflect_new(&arena, &boost__token_file__descriptor);
+    *(ProtobufCMessage **)reflect_add(d, field(d->descriptor, "train"), &arena) =
+        reflect_new(&arena, &boost__token_file__descriptor);
     assert_int_equal(reflect_fill_defaults(&s->base, &arena, &err), 0);
     assert_true(s->optimizer->has_beta2 && s->optimizer->beta2 == 0.95 && !s->optimizer->has_lr);
     assert_true(s->data->train[0]->has_weight && s->data->train[0]->weight == 1 && s->data->n_eval == 0);
@@ -161,16 +170,25 @@ static void test_wire_faults(void **state)
     expect_wire("\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", 12, "spec_version: overlong number at byte 11");
     expect_wire("\x00\x01", 2, "bad field number at byte 1");
     expect_wire("\x9b\x06\x9c\x06", 4, "#99: unknown wire type at byte 2"); /* a group */
-    expect_wire("\x12\x03" "a\0b", 5, "name holds a NUL byte");
+    expect_wire("\x12\x03"
+                "a\0b",
+                5, "name holds a NUL byte");
     expect_wire("\x2a\x05\x0a\x03\x0a\x01\x00", 7, "data.train[0].path holds a NUL byte");
-    expect_wire("\x7a\x01" "a" "\x7a\x02" "b", 6, "the data are cut off at byte 6, inside after[1]");
+    expect_wire("\x7a\x01"
+                "a"
+                "\x7a\x02"
+                "b",
+                6, "the data are cut off at byte 6, inside after[1]");
 }
 
 static void test_unknown_numbers(void **state)
 {
     (void)state;
     /* field 99 at the top and field 50 of data.train[1] */
-    static const char data[] = "\x98\x06\x05" "\x2a\x07" "\x0a\x00" "\x0a\x03\x90\x03\x01";
+    static const char data[] = "\x98\x06\x05"
+                               "\x2a\x07"
+                               "\x0a\x00"
+                               "\x0a\x03\x90\x03\x01";
     ProtobufCMessage *m = reflect_unpack(&boost__job_spec__descriptor, data, sizeof data - 1, &arena, &err);
     if (!m)
         fail_msg("%s", err.message);
@@ -188,7 +206,8 @@ static void test_packed_lists(void **state)
 {
     (void)state;
     /* list_i32 packed [1, 300], then one more by itself; list_real packed with a piece missing */
-    struct all_types *m = (struct all_types *)reflect_unpack(&all_types_descriptor, "\x92\x01\x03\x01\xac\x02\x90\x01\x07", 9, &arena, &err);
+    struct all_types *m = (struct all_types *)reflect_unpack(&all_types_descriptor,
+                                                             "\x92\x01\x03\x01\xac\x02\x90\x01\x07", 9, &arena, &err);
     if (!m)
         fail_msg("%s", err.message);
     assert_int_equal(m->n_list[0], 3);

@@ -140,7 +140,7 @@ static void test_defaults(void **state)
 static const ProtobufCMessageDescriptor *type_named(const char *name)
 {
     static const ProtobufCMessageDescriptor *const types[] = {
-        &boost__job_spec__descriptor, &boost__boostd_config__descriptor, &boost__agent_config__descriptor,
+        &boost__job_spec__descriptor, &boost__boostd_config__descriptor,      &boost__agent_config__descriptor,
         &boost__request__descriptor,  &boost__controller_message__descriptor, &all_types_descriptor,
     };
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)

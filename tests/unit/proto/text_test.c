@@ -56,16 +56,19 @@ static void test_error_messages(void **state)
     expect_error("zzz: 1", "job.pbtxt:1:1: unknown field 'zzz' in JobSpec");
     expect_error("data { train { path: \"a\" }\n train { pth: 1 } }",
                  "job.pbtxt:2:10: unknown field 'pth' in data.train[1]; did you mean 'path'?");
-    expect_error("model { factorization: CLA }",
-                 "job.pbtxt:1:24: model.factorization cannot be 'CLA' (one of FULL_RANK SVD COLA LAX); did you mean 'COLA'?");
+    expect_error(
+        "model { factorization: CLA }",
+        "job.pbtxt:1:24: model.factorization cannot be 'CLA' (one of FULL_RANK SVD COLA LAX); did you mean 'COLA'?");
     expect_error("model { hidden: 1.5 }", "job.pbtxt:1:17: model.hidden: expected a whole number, found '1.5'");
-    expect_error("model { hidden: 2147483648 }", "job.pbtxt:1:17: model.hidden = 2147483648 does not fit its type int32");
+    expect_error("model { hidden: 2147483648 }",
+                 "job.pbtxt:1:17: model.hidden = 2147483648 does not fit its type int32");
     assert_string_equal(err.hint, "model.hidden takes -2147483648 to 2147483647");
     expect_error("model { hidden: 1\n", "job.pbtxt:2:1: model: expected '}', found the end");
     expect_error("name = \"a\"", "job.pbtxt:1:6: name: expected ':', found '='");
     expect_error("name: cola", "job.pbtxt:1:7: name: expected text in quotes, found 'cola'");
     assert_string_equal(err.hint, "write name: \"cola\"");
-    expect_error("name: \"a\n\"", "job.pbtxt:1:9: a string ends with its quote on the same line (write a line break as \\n)");
+    expect_error("name: \"a\n\"",
+                 "job.pbtxt:1:9: a string ends with its quote on the same line (write a line break as \\n)");
     expect_error("name: \"a\\q\"", "job.pbtxt:1:9: unknown escape in a string");
     expect_error("name: \"a\\000b\"", "job.pbtxt:1:7: name holds a NUL byte, which a string cannot");
     expect_error("name: \"a\"\nname: \"b\"", "job.pbtxt:2:1: name is given a second time");
@@ -90,11 +93,12 @@ static void test_oneof_twice(void **state)
 static void test_values(void **state)
 {
     (void)state;
-    Boost__JobSpec *s = read_job("# a job\nname: 'a' \"\\x41\\101\\n\" priority: 0x10; time_limit_s: -9223372036854775808,\n"
-                                 "model < factorization: 2 hidden: 017 norm_eps: 1e-6f rope_theta: inf tie_embeddings: t >\n"
-                                 "data: { train [{ path: \"p\" }, < weight: .5 >] eval { path: \"\\u00e9\" } }\n"
-                                 "after: [\"x\", \"y\"] after: \"z\"",
-                                 NULL);
+    Boost__JobSpec *s =
+        read_job("# a job\nname: 'a' \"\\x41\\101\\n\" priority: 0x10; time_limit_s: -9223372036854775808,\n"
+                 "model < factorization: 2 hidden: 017 norm_eps: 1e-6f rope_theta: inf tie_embeddings: t >\n"
+                 "data: { train [{ path: \"p\" }, < weight: .5 >] eval { path: \"\\u00e9\" } }\n"
+                 "after: [\"x\", \"y\"] after: \"z\"",
+                 NULL);
     if (!s)
         fail_msg("%s", err.message);
     assert_string_equal(s->name, "aAA\n");
@@ -126,7 +130,8 @@ static void test_unknown_fields_passed_over(void **state)
     assert_string_equal((char *)names.data, "new, model.deep, model.x, [ext.name/of.Any], list");
     assert_int_equal(s->model->hidden, 4);
     assert_string_equal(s->name, "n");
-    static const char *const bad[] = {"new: {", "new", "new: [1 2]", "new { a }", "new: \"\\q\"", "new: - foo", "new: ]", "[a: 1", "new: <}"};
+    static const char *const bad[] = {"new: {",     "new",    "new: [1 2]", "new { a }", "new: \"\\q\"",
+                                      "new: - foo", "new: ]", "[a: 1",      "new: <}"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         assert_null(read_job(bad[i], &options)); /* unknown is no excuse for bad syntax */
     buffer_free(&names);
@@ -200,8 +205,9 @@ static void test_writer(void **state)
                                           "optimizer {\n  lr: 0.001\n  eps: 1e-08\n}\n");
     buffer_clear(&out);
     assert_int_equal(text_write_line(&s->base, &out, &err), 0);
-    assert_string_equal((char *)out.data, "name: \"a\\\"\\\\\\n\\001\\377\xc3\xa9\" model { } "
-                                          "data { train { path: \"p\" weight: 3 } } optimizer { lr: 0.001 eps: 1e-08 }");
+    assert_string_equal((char *)out.data,
+                        "name: \"a\\\"\\\\\\n\\001\\377\xc3\xa9\" model { } "
+                        "data { train { path: \"p\" weight: 3 } } optimizer { lr: 0.001 eps: 1e-08 }");
     buffer_free(&out);
     buffer_init(&out, 10);
     assert_int_equal(text_write(&s->base, &out, &err), ERR_NOMEM);
@@ -225,7 +231,8 @@ static void test_load_configuration(void **state)
     assert_non_null(text_load(&boost__boostd_config__descriptor, path, &arena, &err));
     assert_int_equal(fs_write_atomic(path, "hartbeat_ms: 1", 14, 0600, &err), 0);
     assert_null(text_load(&boost__boostd_config__descriptor, path, &arena, &err));
-    assert_non_null(strstr(err.message, "boostd.conf:1:1: unknown field 'hartbeat_ms' in BoostdConfig; did you mean 'heartbeat_ms'?"));
+    assert_non_null(strstr(
+        err.message, "boostd.conf:1:1: unknown field 'hartbeat_ms' in BoostdConfig; did you mean 'heartbeat_ms'?"));
     unlink(path);
     assert_null(text_load(&boost__boostd_config__descriptor, path, &arena, &err));
     assert_int_equal(err.code, ERR_NOT_FOUND);

@@ -76,9 +76,22 @@ static void test_good(void **state)
 static void test_required(void **state)
 {
     (void)state;
-    static const char *const leaves[] = {"spec_version", "name", "model.factorization", "model.hidden", "model.layers", "model.heads",
-                                         "model.intermediate", "model.vocab", "parallel.global_batch", "data.train", "data.seq_len",
-                                         "optimizer.lr", "run.steps", "checkpoint.dir", "model", "data"};
+    static const char *const leaves[] = {"spec_version",
+                                         "name",
+                                         "model.factorization",
+                                         "model.hidden",
+                                         "model.layers",
+                                         "model.heads",
+                                         "model.intermediate",
+                                         "model.vocab",
+                                         "parallel.global_batch",
+                                         "data.train",
+                                         "data.seq_len",
+                                         "optimizer.lr",
+                                         "run.steps",
+                                         "checkpoint.dir",
+                                         "model",
+                                         "data"};
     for (size_t i = 0; i < sizeof leaves / sizeof *leaves; i++) {
         char assignment[64], want[96];
         bool string = strcmp(leaves[i], "name") == 0 || strcmp(leaves[i], "checkpoint.dir") == 0;
@@ -95,8 +108,10 @@ static void test_required(void **state)
     refuse("label[0].value=x", "label[0].key is required");
     Boost__JobSpec empty = BOOST__JOB_SPEC__INIT;
     assert_int_equal(validate_job_spec(&empty, &err), ERR_INVALID);
-    assert_string_equal(err.message, "spec_version is required; name is required; model is required; parallel.global_batch is required; "
-                                     "data is required; optimizer.lr is required; run.steps is required; checkpoint.dir is required");
+    assert_string_equal(
+        err.message,
+        "spec_version is required; name is required; model is required; parallel.global_batch is required; "
+        "data is required; optimizer.lr is required; run.steps is required; checkpoint.dir is required");
 }
 
 /* path, the lowest and highest good value, one below and one above (NULL: none). */
@@ -189,7 +204,8 @@ static void test_names(void **state)
            "name '01234567890123456789012345678901234567890123456789012345678901234' is not allowed (65 bytes)");
     refuse("name=a b", "name 'a b' is not allowed (3 bytes)");
     refuse("name=a/b", "name 'a/b' is not allowed (3 bytes)");
-    refuse("name=a\x1b[2J\xc3\xa9", "name 'a?[2J?" "?' is not allowed (7 bytes)");
+    refuse("name=a\x1b[2J\xc3\xa9", "name 'a?[2J?"
+                                    "?' is not allowed (7 bytes)");
     accept("after=afterok:17");
     refuse("after=17", "after[0] = '17' is not a dependency (afterok:<job>)");
     refuse("after=afterok:0", "after[0] = 'afterok:0' is not a dependency (afterok:<job>)");
@@ -229,14 +245,17 @@ static void test_between_fields(void **state)
     refuse("checkpoint.every_seconds=5", "checkpoint.every_seconds applies to interval SECONDS only");
     refuse("checkpoint.interval=SECONDS", "checkpoint.interval SECONDS needs checkpoint.every_seconds");
     accept("checkpoint.interval=SECONDS|checkpoint.every_seconds=5");
-    refuse("checkpoint.interval=AUTO|checkpoint.every_steps=5", "checkpoint.every_steps applies to interval STEPS only");
+    refuse("checkpoint.interval=AUTO|checkpoint.every_steps=5",
+           "checkpoint.every_steps applies to interval STEPS only");
     refuse("checkpoint.mirror=/x", "checkpoint.mirror is not an s3:// address");
-    refuse("checkpoint.init_from.weights_only=true", "checkpoint.init_from.weights_only needs checkpoint.init_from.path");
+    refuse("checkpoint.init_from.weights_only=true",
+           "checkpoint.init_from.weights_only needs checkpoint.init_from.path");
     accept("checkpoint.init_from.weights_only=true|checkpoint.init_from.path=job:17@8000");
     refuse("resources.min_nodes=2", "resources.min_nodes = 2 is over resources.nodes = 1");
     refuse("notify.events=failed", "notify.events needs notify.url");
     accept("notify.url=https://x|notify.events=failed,recovered,completed");
-    refuse("notify.url=https://x|notify.events=failed,flown", "notify.events: 'flown' is none of failed, recovered, completed");
+    refuse("notify.url=https://x|notify.events=failed,flown",
+           "notify.events: 'flown' is none of failed, recovered, completed");
     refuse("notify.url=https://x|notify.events=failed,", "notify.events ends in a comma");
     refuse("notify.url=ftp://x", "notify.url is not an http:// or https:// address");
     refuse("notify.secret_file=/s", "notify.secret_file needs notify.url");
@@ -258,7 +277,9 @@ static void test_list_limits(void **state)
     static const struct {
         const char *path, *entry;
         int limit;
-    } lists[] = {{"after", "after+=afterok:1", 256}, {"data.train", "data.train+={path: 'a'}", 4096}, {"data.eval", "data.eval+={path: 'a'}", 4096}};
+    } lists[] = {{"after", "after+=afterok:1", 256},
+                 {"data.train", "data.train+={path: 'a'}", 4096},
+                 {"data.eval", "data.eval+={path: 'a'}", 4096}};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
         char clear[32], want[96];
         load(good);
@@ -271,7 +292,8 @@ static void test_list_limits(void **state)
         assert_int_equal(validate_job_spec(file.spec, &err), 0);
         assert_int_equal(jobfile_set(file.spec, &extra, lists[i].entry, &err), 0);
         assert_int_equal(validate_job_spec(file.spec, &err), ERR_INVALID);
-        snprintf(want, sizeof want, "%s has %d entries, over the limit of %d", lists[i].path, lists[i].limit + 1, lists[i].limit);
+        snprintf(want, sizeof want, "%s has %d entries, over the limit of %d", lists[i].path, lists[i].limit + 1,
+                 lists[i].limit);
         assert_string_equal(err.message, want);
         arena_free(&extra);
         jobfile_free(&file);
@@ -286,7 +308,8 @@ static void test_list_limits(void **state)
             assert_int_equal(jobfile_set(file.spec, &file.arena, text, &err), 0);
     }
     assert_int_equal(validate_job_spec(file.spec, &err), ERR_INVALID);
-    assert_string_equal(err.message, "label has 65 entries, over the limit of 64; env has 257 entries, over the limit of 256");
+    assert_string_equal(err.message,
+                        "label has 65 entries, over the limit of 64; env has 257 entries, over the limit of 256");
     jobfile_free(&file);
 }
 
@@ -294,7 +317,8 @@ static void test_all_faults_are_told(void **state)
 {
     (void)state;
     refuse("model.rank=-4|run.steps=|optimizer.lr=0",
-           "model.rank = -4 is out of range (1 to 1048576); optimizer.lr = 0 is out of range (greater than 0, at most 10); run.steps is required");
+           "model.rank = -4 is out of range (1 to 1048576); optimizer.lr = 0 is out of range (greater than 0, at most "
+           "10); run.steps is required");
     load(good);
     for (int i = 0; i < 100; i++)
         assert_int_equal(jobfile_set(file.spec, &file.arena, "after+=x", &err), 0);
@@ -314,9 +338,10 @@ static void test_all_faults_are_told(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_good),          cmocka_unit_test(test_required),     cmocka_unit_test(test_ranges),
-        cmocka_unit_test(test_names),         cmocka_unit_test(test_between_fields), cmocka_unit_test(test_enum_numbers),
-        cmocka_unit_test(test_list_limits),   cmocka_unit_test(test_all_faults_are_told),
+        cmocka_unit_test(test_good),           cmocka_unit_test(test_required),
+        cmocka_unit_test(test_ranges),         cmocka_unit_test(test_names),
+        cmocka_unit_test(test_between_fields), cmocka_unit_test(test_enum_numbers),
+        cmocka_unit_test(test_list_limits),    cmocka_unit_test(test_all_faults_are_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
