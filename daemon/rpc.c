@@ -295,6 +295,7 @@ int rpc_frame(struct rpc *rpc, struct session *s, const uint8_t *payload, size_t
         free(call);
         if (err->code != ERR_NOMEM)
             err->code = ERR_PROTOCOL;
+        error_hint(err, "the client is damaged, or is none of BOOST");
         return error_context(err, "request");
     }
     call->rpc = rpc;

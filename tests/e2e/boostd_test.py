@@ -3,7 +3,7 @@
 """boostd alone, without an agent: start and stop, what peers may send, what survives kill -9."""
 import os, socket, struct, subprocess, threading, time
 
-from harness import BIN, Cluster, Skip, alive, run, tiny_job, wait_until
+from harness import BIN, Cluster, run, tiny_job, wait_until
 
 # ---- a few bytes of protobuf, so that the tests do not depend on boostctl's good manners ----
 
@@ -60,7 +60,7 @@ def parse(data):
 
 HELLO = frame(num(1, 1) + num(2, 1) + num(3, 0))  # protocol, protocol_min, component CTL
 PING, SUBMIT, LIST, EVENTS, FAILURE = 12, 2, 3, 5, 3
-BROKEN = 12  # ERR_PROTOCOL
+BROKEN, UNKNOWN = 11, 12  # ERR_PROTOCOL, ERR_UNSUPPORTED
 
 
 class Wire:
@@ -271,7 +271,7 @@ def test_an_unknown_request_is_refused_and_the_connection_goes_on():
     with Cluster(agents=0) as c, Wire(c) as w:
         w.request(3, 999, b"new")
         r = w.reply()
-        assert r[1] == [3] and parse(r[FAILURE][0])[1] == [13], r  # ERR_UNSUPPORTED
+        assert r[1] == [3] and parse(r[FAILURE][0])[1] == [UNKNOWN], r
         w.ping(4)
 
 
