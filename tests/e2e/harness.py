@@ -185,7 +185,7 @@ class Cluster:
     def wait_nodes(self, n, deadline=20.0):
         def up():
             r = self.ctl("-o", "json", "node", "ls")
-            return r.rc == 0 and sum(x.get("liveness") == "UP" for x in json.loads(r.out)["nodes"]) >= n
+            return r.rc == 0 and sum(x["state"] == "UP" for x in json.loads(r.out)["nodes"]) >= n
         wait_until(up, deadline, f"{n} nodes UP")
 
     # ---- boostctl ------------------------------------------------------------
@@ -257,7 +257,9 @@ class Cluster:
     # ---- ranks ---------------------------------------------------------------
 
     def run_dir(self, job, attempt, node="n1"):
-        return self.dir / f"agent-{node}" / "attempts" / f"{job}.{attempt}"
+        """The attempt's run directory on the node, <store id>-<job>.<attempt>; a path that is not there when gone."""
+        attempts = self.dir / f"agent-{node}" / "attempts"
+        return next(attempts.glob(f"*-{job}.{attempt}"), attempts / f"?-{job}.{attempt}")
 
     def rank_pids(self, job, attempt, node="n1"):
         """{rank: pid} of the ranks that run, from their identity files (boot id, pid, start time)."""
