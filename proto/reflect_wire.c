@@ -11,39 +11,60 @@ struct wire {
     struct error *err;
 };
 
-static unsigned long offset_of(const struct wire *w)
+/* Where the walk is, innermost first. The text of it is made only for an error:
+ * every frame that a daemon receives comes through here. */
+struct level {
+    const struct level *up;
+    const ProtobufCFieldDescriptor *f; /* NULL: unknown */
+    uint32_t id;                       /* 0 at the top, where there is no field */
+    size_t index;                      /* in a list */
+};
+
+static void level_path(const struct level *level, char out[REFLECT_PATH])
 {
-    return (unsigned long)(w->at - w->start);
+    char outer[REFLECT_PATH], name[24];
+    out[0] = '\0';
+    if (!level || !level->id)
+        return;
+    level_path(level->up, outer);
+    snprintf(name, sizeof name, "#%u", (unsigned)level->id);
+    bool list = level->f && level->f->label == PROTOBUF_C_LABEL_REPEATED;
+    reflect_path(out, outer, level->f ? level->f->name : name, list ? (long)level->index : -1);
 }
 
-static int cut_off(const struct wire *w, const char *path)
+static int cut_off(const struct wire *w, const struct level *level)
 {
+    char path[REFLECT_PATH];
+    level_path(level, path);
     error_set(w->err, ERR_INVALID, "the data are cut off at byte %lu, inside %s", (unsigned long)(w->end - w->start),
               path[0] ? path : "the first field");
     error_hint(w->err, "the file was not written or copied whole; make it again");
     return ERR_INVALID;
 }
 
-static int not_this_type(const struct wire *w, const char *path, const char *what)
+static int not_this_type(const struct wire *w, const struct level *level, const char *what)
 {
-    error_set(w->err, ERR_INVALID, "%s%s%s at byte %lu", path, path[0] ? ": " : "", what, offset_of(w));
+    char path[REFLECT_PATH];
+    level_path(level, path);
+    error_set(w->err, ERR_INVALID, "%s%s%s at byte %lu", path, path[0] ? ": " : "", what,
+              (unsigned long)(w->at - w->start));
     error_hint(w->err, "this is not a protobuf message of this kind, or it is damaged");
     return ERR_INVALID;
 }
 
 /* At most max_bytes of varint. */
-static int take_varint(struct wire *w, const char *path, int max_bytes, uint64_t *out)
+static int take_varint(struct wire *w, const struct level *level, int max_bytes, uint64_t *out)
 {
     *out = 0;
     for (int i = 0; i < max_bytes; i++) {
         if (w->at == w->end)
-            return cut_off(w, path);
+            return cut_off(w, level);
         uint8_t byte = *w->at++;
         *out |= (uint64_t)(byte & 0x7f) << 7 * i;
         if (!(byte & 0x80))
             return ERR_OK;
     }
-    return not_this_type(w, path, "overlong number");
+    return not_this_type(w, level, "overlong number");
 }
 
 static const ProtobufCFieldDescriptor *field_by_id(const ProtobufCMessageDescriptor *type, uint32_t id)
@@ -75,20 +96,19 @@ static int wire_type_of(const ProtobufCFieldDescriptor *f)
 }
 
 /* Packed lists are checked for whole entries, so that a cut one is named here. */
-static int check_packed(struct wire *w, const ProtobufCFieldDescriptor *f, const char *path, const uint8_t *end,
-                        size_t *count)
+static int check_packed(const struct wire *w, struct level *level, const uint8_t *end)
 {
     struct wire in = {w->start, w->at, end, w->err};
-    size_t fixed = wire_type_of(f) == PROTOBUF_C_WIRE_TYPE_32BIT ? 4 : 8;
-    while (in.at < end) {
+    int wire_type = wire_type_of(level->f);
+    size_t fixed = wire_type == PROTOBUF_C_WIRE_TYPE_32BIT ? 4 : 8;
+    for (; in.at < end; level->index++) {
         uint64_t skip;
-        ++*count;
-        if (wire_type_of(f) == PROTOBUF_C_WIRE_TYPE_VARINT) {
-            int rc = take_varint(&in, path, 10, &skip);
+        if (wire_type == PROTOBUF_C_WIRE_TYPE_VARINT) {
+            int rc = take_varint(&in, level, 10, &skip);
             if (rc)
                 return rc;
         } else if ((size_t)(end - in.at) < fixed) {
-            return not_this_type(&in, path, "packed list with a part of an entry");
+            return not_this_type(&in, level, "packed list with a part of an entry");
         } else {
             in.at += fixed;
         }
@@ -96,89 +116,88 @@ static int check_packed(struct wire *w, const ProtobufCFieldDescriptor *f, const
     return ERR_OK;
 }
 
-static int check_message(struct wire *w, const ProtobufCMessageDescriptor *type, const char *path, int depth);
+static int check_message(struct wire *w, const ProtobufCMessageDescriptor *type, const struct level *level, int depth);
 
-/* A length-prefixed value [w->at, end). */
-static int check_bytes(struct wire *w, const ProtobufCFieldDescriptor *f, const char *path, const uint8_t *end,
-                       int depth, size_t *count)
+/* The length-prefixed value [w->at, end) of a known field. */
+static int check_bytes(const struct wire *w, struct level *level, const uint8_t *end, int depth)
 {
     size_t len = (size_t)(end - w->at);
-    if (f->type == PROTOBUF_C_TYPE_STRING && len && memchr(w->at, 0, len)) {
-        error_set(w->err, ERR_INVALID, "%s holds a NUL byte", path);
+    int rc = ERR_OK;
+    if (level->f->type == PROTOBUF_C_TYPE_STRING && len && memchr(w->at, 0, len)) {
+        char path[REFLECT_PATH];
+        level_path(level, path);
+        rc = error_set(w->err, ERR_INVALID, "%s holds a NUL byte", path);
         error_hint(w->err, "strings are text: leave the byte out");
-        return ERR_INVALID;
-    }
-    if (f->type == PROTOBUF_C_TYPE_MESSAGE) {
+    } else if (level->f->type == PROTOBUF_C_TYPE_MESSAGE) {
         struct wire in = {w->start, w->at, end, w->err};
-        ++*count;
-        return check_message(&in, f->descriptor, path, depth + 1);
+        rc = check_message(&in, level->f->descriptor, level, depth + 1);
+    } else if (wire_type_of(level->f) != PROTOBUF_C_WIRE_TYPE_LENGTH_PREFIXED) {
+        return check_packed(w, level, end);
     }
-    if (wire_type_of(f) != PROTOBUF_C_WIRE_TYPE_LENGTH_PREFIXED)
-        return check_packed(w, f, path, end, count);
-    ++*count;
-    return ERR_OK;
+    level->index++;
+    return rc;
 }
 
-static int check_field(struct wire *w, const ProtobufCFieldDescriptor *f, const char *path, int wire_type, int depth,
-                       size_t *count)
+/* The value behind a tag; level->index moves past what it adds to a list. */
+static int check_value(struct wire *w, struct level *level, int wire_type, int depth)
 {
+    const ProtobufCFieldDescriptor *f = level->f;
     uint64_t number;
     size_t need = wire_type == PROTOBUF_C_WIRE_TYPE_32BIT ? 4 : 8;
     if (f && wire_type != wire_type_of(f) &&
         !(f->label == PROTOBUF_C_LABEL_REPEATED && wire_type == PROTOBUF_C_WIRE_TYPE_LENGTH_PREFIXED))
-        return not_this_type(w, path, "wire type of another kind of field");
+        return not_this_type(w, level, "wire type of another kind of field");
     switch (wire_type) {
-    case PROTOBUF_C_WIRE_TYPE_VARINT:
-        ++*count;
-        return take_varint(w, path, 10, &number);
+    case PROTOBUF_C_WIRE_TYPE_VARINT: {
+        int rc = take_varint(w, level, 10, &number);
+        level->index++;
+        return rc;
+    }
     case PROTOBUF_C_WIRE_TYPE_32BIT:
     case PROTOBUF_C_WIRE_TYPE_64BIT:
         if ((size_t)(w->end - w->at) < need)
-            return cut_off(w, path);
+            return cut_off(w, level);
         w->at += need;
-        ++*count;
+        level->index++;
         return ERR_OK;
     case PROTOBUF_C_WIRE_TYPE_LENGTH_PREFIXED: {
-        int rc = take_varint(w, path, 5, &number);
+        int rc = take_varint(w, level, 5, &number);
         if (rc)
             return rc;
         if ((uint64_t)(w->end - w->at) < number)
-            return cut_off(w, path);
+            return cut_off(w, level);
         const uint8_t *end = w->at + number;
-        rc = f ? check_bytes(w, f, path, end, depth, count) : ERR_OK;
+        rc = f ? check_bytes(w, level, end, depth) : ERR_OK;
         w->at = end;
         return rc;
     }
     default:
-        return not_this_type(w, path, "unknown wire type");
+        return not_this_type(w, level, "unknown wire type");
     }
 }
 
-static int check_message(struct wire *w, const ProtobufCMessageDescriptor *type, const char *path, int depth)
+static int check_message(struct wire *w, const ProtobufCMessageDescriptor *type, const struct level *level, int depth)
 {
     if (depth > REFLECT_MAX_DEPTH)
-        return not_this_type(w, path, "messages nest too deep");
-    const ProtobufCFieldDescriptor *last = NULL;
-    size_t count = 0; /* of a run of one field; lists are written together */
+        return not_this_type(w, level, "messages nest too deep");
+    struct level sub = {.up = level};
     while (w->at < w->end) {
         uint64_t tag;
-        int rc = take_varint(w, path, 5, &tag);
+        int rc = take_varint(w, level, 5, &tag);
         if (rc)
             return rc;
         if (tag >> 3 == 0 || tag > UINT32_MAX)
-            return not_this_type(w, path, "bad field number");
-        const ProtobufCFieldDescriptor *f = field_by_id(type, (uint32_t)(tag >> 3));
-        char name[24], sub[REFLECT_PATH];
-        if (f != last)
-            count = 0;
-        last = f;
-        snprintf(name, sizeof name, "#%u", (unsigned)(tag >> 3));
-        reflect_path(sub, path, f ? f->name : name, f && f->label == PROTOBUF_C_LABEL_REPEATED ? (long)count : -1);
-        rc = check_field(w, f, sub, (int)(tag & 7), depth, &count);
+            return not_this_type(w, level, "bad field number");
+        if (sub.id != tag >> 3) { /* the entries of a list are written together: count a run of them */
+            sub.id = (uint32_t)(tag >> 3);
+            sub.f = field_by_id(type, sub.id);
+            sub.index = 0;
+        }
+        rc = check_value(w, &sub, (int)(tag & 7), depth);
         if (rc)
             return rc;
-        if (f && f->label == PROTOBUF_C_LABEL_REPEATED && count > REFLECT_MAX_REPEATED)
-            return error_set(w->err, ERR_INVALID, "%s: more than %d entries", sub, REFLECT_MAX_REPEATED);
+        if (sub.f && sub.f->label == PROTOBUF_C_LABEL_REPEATED && sub.index > REFLECT_MAX_REPEATED)
+            return error_set(w->err, ERR_INVALID, "%s: more than %d entries", sub.f->name, REFLECT_MAX_REPEATED);
     }
     return ERR_OK;
 }
@@ -186,7 +205,7 @@ static int check_message(struct wire *w, const ProtobufCMessageDescriptor *type,
 int reflect_check_wire(const ProtobufCMessageDescriptor *type, const void *data, size_t len, struct error *err)
 {
     struct wire w = {data, data, (const uint8_t *)data + len, err};
-    return len ? check_message(&w, type, "", 0) : ERR_OK;
+    return len ? check_message(&w, type, NULL, 0) : ERR_OK;
 }
 
 ProtobufCMessage *reflect_unpack(const ProtobufCMessageDescriptor *type, const void *data, size_t len, struct arena *a,

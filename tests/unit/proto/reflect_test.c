@@ -214,7 +214,7 @@ static void test_packed_lists(void **state)
     assert_int_equal(m->list_i32[1], 300);
     assert_int_equal(m->list_i32[2], 7);
     assert_null(reflect_unpack(&all_types_descriptor, "\x9a\x01\x05\x00\x00\x80\x3f\x00", 8, &arena, &err));
-    assert_string_equal(err.message, "list_real[0]: packed list with a part of an entry at byte 7");
+    assert_string_equal(err.message, "list_real[1]: packed list with a part of an entry at byte 7");
 }
 
 static void test_wire_depth(void **state)
