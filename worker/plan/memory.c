@@ -153,8 +153,12 @@ void plan_backend_estimate(const struct plan *p, struct plan_backend *out)
 {
     enum dtype t = p->precision == BOOST__PRECISION__VALUE__FP64 ? DTYPE_F64 : DTYPE_F32;
     *out = (struct plan_backend){.act = t, .stat = t, .grad = t};
-    /* The CPU's attention keeps at most two score matrices of each head of this rank. */
-    out->attention_workspace = mul(mul(2 * p->h / p->tp, mul(p->s, p->s)), (int64_t)dtype_size(t));
+    /* The CPU's attention runs at most 64 pairs of sequence and key-value head at once, each with two
+     * tiles of 64 rows of scores. */
+    enum { PAIRS = 64, TILE_ROWS = 64 };
+    int64_t pairs = mul(p->micro_batch, p->hk / p->tp);
+    out->attention_workspace = mul((pairs < PAIRS ? pairs : PAIRS) * 2 * TILE_ROWS,
+                                   mul(p->s + 1, (int64_t)dtype_size(t)));
 }
 
 void plan_memory(const struct plan *p, const struct plan_backend *b, struct plan_memory *out)
