@@ -48,10 +48,12 @@ def run_one(program, build, only):
         pass
     took = time.monotonic() - start
     ok = re.findall(r"^\s*ok \d+.*$", out, re.M)
-    skipped = [line for line in ok if re.search(r"# skip", line, re.I)]
     bad = re.findall(r"^\s*not ok \d+.*$", out, re.M)
-    passed, failed = len(ok) - len(skipped), len(bad)
-    if note or (child.returncode != 0 and not bad) or (not ok and not bad):
+    # cmocka 1.1.5 prints a skipped test as "not ok N # SKIP name"
+    skipped = [line for line in ok + bad if re.search(r"# skip", line, re.I)]
+    ok, bad = ([line for line in lines if line not in skipped] for lines in (ok, bad))
+    passed, failed = len(ok), len(bad)
+    if note or (child.returncode != 0 and not bad) or not (ok or bad or skipped):
         failed += 1
         note = note or f"exit status {child.returncode} after {len(ok)} tests"
     name = program.relative_to(build if build in program.parents else ROOT)
