@@ -33,7 +33,8 @@ struct agreement_actions agreement_settle(struct agreement *a, int64_t n, const 
     bool at_first = n == a->start + 1 && a->every_steps && n % a->every_steps == 0;
     struct agreement_actions actions = {.stop = a->stop,
                                         .checkpoint = a->checkpoint || at_first,
-                                        .postponed = joined->checkpoint && joined->busy};
+                                        .postponed = joined->checkpoint && joined->busy && !a->waiting};
+    a->waiting = joined->checkpoint && joined->busy;
     a->stop = joined->stop;
     a->checkpoint = joined->checkpoint && !joined->busy;
     if (a->checkpoint) {

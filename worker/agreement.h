@@ -19,6 +19,7 @@ struct agreement {
     int64_t now_ns;
     uint32_t seen, served; /* counter of checkpoints asked for: as voted, as agreed */
     bool stop, checkpoint; /* agreed in the last step */
+    bool waiting;          /* a checkpoint was postponed and has not been agreed since */
 };
 
 struct agreement_votes {
@@ -34,7 +35,7 @@ struct agreement_facts {
 /* What all ranks do after a step. */
 struct agreement_actions {
     bool stop, checkpoint;
-    bool postponed; /* a checkpoint was voted for, but some rank is still writing the last one */
+    bool postponed; /* from here on a checkpoint is wanted, but some rank is still writing the last one */
 };
 
 void agreement_init(struct agreement *a, int64_t start, int64_t steps, int64_t every_steps, int64_t every_ns,

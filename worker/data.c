@@ -92,7 +92,7 @@ static int read_exact(const struct token_file *f, void *out, size_t bytes, int64
         if (n < 0)
             return error_errno(err, errno, "cannot read %s at byte %lld", f->path, (long long)offset + (int64_t)done);
         if (n == 0) {
-            error_set(err, ERR_INVALID, "%s ends at byte %lld, it was longer when training began", f->path,
+            error_set(err, ERR_INVALID, "%s ends before byte %lld, it was longer when training began", f->path,
                       (long long)offset + (int64_t)done);
             return error_hint(err, "token files must not change while a job uses them");
         }

@@ -1,0 +1,180 @@
+/* Checkpoints and stops: four simulated ranks with random requests, slow writers and different
+ * clocks must take the same decisions, and take the ones that were asked for. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "worker/agreement.h"
+
+enum { RANKS = 4 };
+
+struct sim {
+    struct agreement ranks[RANKS];
+    struct agreement_facts facts[RANKS];
+    struct agreement_actions actions; /* of all ranks: checked to be equal */
+};
+
+static void begin(struct sim *s, int64_t start, int64_t steps, int64_t every, int64_t every_ns)
+{
+    memset(s, 0, sizeof *s);
+    for (int r = 0; r < RANKS; r++)
+        agreement_init(&s->ranks[r], start, steps, every, every_ns, r == 0, 1000000 * r);
+}
+
+static void step(struct sim *s, int64_t n)
+{
+    struct agreement_votes joined = {0};
+    for (int r = 0; r < RANKS; r++) {
+        struct agreement_votes v = agreement_vote(&s->ranks[r], n, &s->facts[r]);
+        joined.stop |= v.stop;
+        joined.checkpoint |= v.checkpoint;
+        joined.busy |= v.busy;
+    }
+    for (int r = 0; r < RANKS; r++) {
+        struct agreement_actions a = agreement_settle(&s->ranks[r], n, &joined);
+        if (!r)
+            s->actions = a;
+        assert_int_equal(a.stop, s->actions.stop);
+        assert_int_equal(a.checkpoint, s->actions.checkpoint);
+        assert_int_equal(a.postponed, s->actions.postponed);
+    }
+}
+
+static void interval_of_steps(void **state)
+{
+    (void)state;
+    for (int64_t start = 0; start < 12; start++)
+        for (int64_t every = 1; every <= 6; every++) {
+            struct sim s;
+            begin(&s, start, 30, every, 0);
+            for (int64_t n = start + 1; n < 30; n++) {
+                step(&s, n);
+                assert_int_equal(s.actions.checkpoint, n % every == 0);
+            }
+        }
+}
+
+static void interval_of_seconds_by_the_first_rank(void **state)
+{
+    (void)state;
+    struct sim s;
+    begin(&s, 0, 100, 0, 1000);
+    int taken = 0;
+    for (int64_t n = 1; n <= 50; n++) {
+        for (int r = 0; r < RANKS; r++)
+            s.facts[r].now_ns = n * 100 + r * INT64_C(1000000000); /* other clocks are elsewhere */
+        step(&s, n);
+        taken += s.actions.checkpoint;
+    }
+    assert_in_range(taken, 4, 5);
+}
+
+static void a_request_is_served_once(void **state)
+{
+    (void)state;
+    for (int who = 0; who < RANKS; who++) {
+        struct sim s;
+        begin(&s, 10, 100, 0, 0);
+        for (int64_t n = 11; n < 40; n++) {
+            if (n == 20)
+                s.facts[who].asked++;
+            step(&s, n);
+            assert_int_equal(s.actions.checkpoint, n == 21);
+        }
+    }
+}
+
+static void a_request_to_all_ranks_at_different_steps_ends(void **state)
+{
+    (void)state;
+    struct sim s;
+    begin(&s, 0, 100, 0, 0);
+    int taken = 0;
+    for (int64_t n = 1; n < 40; n++) {
+        for (int r = 0; r < RANKS; r++)
+            if (n == 10 + r)
+                s.facts[r].asked++;
+        step(&s, n);
+        taken += s.actions.checkpoint;
+    }
+    assert_in_range(taken, 1, RANKS);
+}
+
+static void a_busy_writer_postpones(void **state)
+{
+    (void)state;
+    struct sim s;
+    begin(&s, 0, 100, 10, 0);
+    int told = 0;
+    for (int64_t n = 1; n < 28; n++) {
+        s.facts[2].busy = n >= 9 && n < 15;
+        step(&s, n);
+        told += s.actions.postponed;
+        assert_int_equal(s.actions.checkpoint, n == 16 || n == 20);
+    }
+    assert_int_equal(told, 1);
+}
+
+static void a_stop_takes_effect_after_the_next_step(void **state)
+{
+    (void)state;
+    for (int who = 0; who < RANKS; who++) {
+        struct sim s;
+        begin(&s, 0, 100, 0, 0);
+        for (int64_t n = 1; n < 20; n++) {
+            s.facts[who].stop = n >= 7;
+            step(&s, n);
+            assert_int_equal(s.actions.stop, n >= 8);
+        }
+    }
+}
+
+/* Whatever happens, ranks agree; a request of any rank is served; a busy rank is not given a second
+ * checkpoint unless its votes could not know yet. */
+static void random_histories(void **state)
+{
+    (void)state;
+    srand(5);
+    for (int trial = 0; trial < 2000; trial++) {
+        struct sim s;
+        begin(&s, rand() % 20, 1000, rand() % 3 ? 1 + rand() % 9 : 0, rand() % 2 ? 1 + rand() % 5000 : 0);
+        int until[RANKS] = {0};
+        for (int64_t n = s.ranks[0].start + 1; n < 80; n++) {
+            for (int r = 0; r < RANKS; r++) {
+                s.facts[r].now_ns += rand() % 700;
+                s.facts[r].busy = n < until[r];
+                s.facts[r].asked += rand() % 25 == 0;
+            }
+            step(&s, n);
+            for (int r = 0; r < RANKS && s.actions.checkpoint; r++)
+                until[r] = (int)n + 1 + rand() % 6;
+        }
+        for (int64_t n = 80; n < 90; n++) { /* quiet: all requests get served */
+            for (int r = 0; r < RANKS; r++)
+                s.facts[r].busy = false;
+            step(&s, n);
+        }
+        for (int r = 0; r < RANKS; r++)
+            assert_int_equal(s.ranks[r].served, s.facts[r].asked);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(interval_of_steps),
+        cmocka_unit_test(interval_of_seconds_by_the_first_rank),
+        cmocka_unit_test(a_request_is_served_once),
+        cmocka_unit_test(a_request_to_all_ranks_at_different_steps_ends),
+        cmocka_unit_test(a_busy_writer_postpones),
+        cmocka_unit_test(a_stop_takes_effect_after_the_next_step),
+        cmocka_unit_test(random_histories),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
