@@ -93,8 +93,8 @@ typedef void (*core_reply_fn)(void *arg, int rc, const struct error *err, int64_
 void core_submit(struct core *c, const Boost__JobSpec *spec, const struct core_user *user, bool hold,
                  core_reply_fn reply, void *arg);
 /* Dry run: validates and resolves (caller frees *resolved); *would_wait with its reason (arena). */
-MUST_USE int core_dry_run(struct core *c, const Boost__JobSpec *spec, struct arena *arena, Boost__JobSpec **resolved,
-                          bool *would_wait, const char **reason, struct error *err);
+MUST_USE int core_dry_run(struct core *c, const Boost__JobSpec *spec, const struct core_user *user, struct arena *arena,
+                          Boost__JobSpec **resolved, bool *would_wait, const char **reason, struct error *err);
 /* `text` (arena) says what will happen. Refused with the reason when the state does not allow it. The reply comes
  * when the change is durable. */
 void core_control(struct core *c, Boost__ControlRequest__Verb verb, int64_t job, bool now,

@@ -117,12 +117,13 @@ struct attempt {
     bool fenced;
 
     /* of the live attempt only */
-    bool start_durable;
+    bool start_durable; /* its row is: StartAttempt may be sent */
     bool failing;  /* a rank failed; the rest is being killed                   */
     bool decided;  /* the cause is known, reason and text are set               */
     bool kill;     /* to be killed, not asked to stop                           */
     int64_t start_mono, running_mono;
     int64_t failing_mono;    /* when the first failing rank was heard of         */
+    int64_t progress_mono;   /* when a rank last got further                     */
     int64_t rendezvous_due;  /* mono ns, 0 = none                                */
     int64_t grace_due, grace_from;
     int64_t close_due, close_from; /* waits for manifests of complete checkpoints */
@@ -194,9 +195,11 @@ struct job {
     struct core_start *starting; /* devices reserved, checkpoint being verified */
     int64_t start_retry_due;
     char *start_trouble; /* why the last start could not be prepared; NULL = nothing */
-    struct job *active_next, *active_prev;   /* not terminal */
-    struct job *pending_next, *pending_prev; /* waits for the scheduler, in its order */
-    bool pending, active;
+    /* Lists of the core: not ended; waiting for the scheduler, in its order; with checkpoint files to work on. */
+    struct job_link {
+        struct job *next, *prev;
+        bool in;
+    } active, pending, working;
 };
 
 /* The newest attempt while it is not closed, else NULL. */

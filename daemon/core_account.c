@@ -1,0 +1,96 @@
+/* Where a job's time goes: queue, restart, replay, productive, detection; and the
+ * run time that its limit counts. One stretch is open at a time, by the monotonic
+ * clock; the totals so far go into the row whenever it is written. What passes
+ * while the controller is down is in no total but counts for the time limit, which
+ * goes by the attempts' own start times. */
+#include "daemon/core_internal.h"
+
+static double *account_field(struct job *job, int kind)
+{
+    switch (kind) {
+    case ACCOUNT_QUEUE: return &job->queue_s;
+    case ACCOUNT_RESTART: return &job->restart_s;
+    case ACCOUNT_REPLAY: return &job->replay_s;
+    case ACCOUNT_PRODUCTIVE: return &job->productive_s;
+    default: return NULL;
+    }
+}
+
+static double open_s(struct core *c, const struct job *job)
+{
+    return job->account_since ? (double)(now_mono(c) - job->account_since) / (double)NS_PER_S : 0;
+}
+
+/* Starting counts as restart time, the first one too: no step is made in it. */
+static enum core_account kind_of(const struct job *job)
+{
+    const struct attempt *a = job_live_attempt(job);
+    switch (job->state) {
+    case STATE(QUEUED): return ACCOUNT_QUEUE;
+    case STATE(STARTING):
+    case STATE(RECOVERING): return ACCOUNT_RESTART;
+    case STATE(RUNNING): return a && a->to_step < a->replay_until ? ACCOUNT_REPLAY : ACCOUNT_PRODUCTIVE;
+    case STATE(STOPPING): return a && a->running_ns && !a->kill ? ACCOUNT_PRODUCTIVE : ACCOUNT_NONE;
+    default: return ACCOUNT_NONE;
+    }
+}
+
+void account_state(struct core *c, struct job *job)
+{
+    int kind = (int)kind_of(job);
+    if (kind == job->account && job->account_since)
+        return;
+    double *field = account_field(job, job->account);
+    if (field)
+        *field += open_s(c, job);
+    job->account = kind;
+    job->account_since = now_mono(c);
+}
+
+void account_detection(struct core *c, struct job *job, int64_t silent_ns)
+{
+    double *field = account_field(job, job->account);
+    double all = open_s(c, job);
+    double silent = (double)silent_ns / (double)NS_PER_S;
+    if (!field || silent <= 0)
+        return;
+    if (silent > all)
+        silent = all;
+    *field += all - silent;
+    job->detection_s += silent;
+    job->account_since = now_mono(c);
+}
+
+void account_totals(struct core *c, const struct job *job, Boost__Goodput *out)
+{
+    struct job copy = *job;
+    double *field = account_field(&copy, job->account);
+    if (field)
+        *field += open_s(c, job);
+    out->has_productive_s = out->has_detection_s = out->has_restart_s = out->has_replay_s = out->has_queue_s = true;
+    out->productive_s = copy.productive_s;
+    out->detection_s = copy.detection_s;
+    out->restart_s = copy.restart_s;
+    out->replay_s = copy.replay_s;
+    out->queue_s = copy.queue_s;
+}
+
+double job_elapsed_s(struct core *c, const struct job *job)
+{
+    const struct attempt *newest = job_attempt(job, job->n_attempts);
+    if (!job_state_live(job->state) || !newest)
+        return job->run_s;
+    return job->run_s + (double)(now_mono(c) - newest->start_mono) / (double)NS_PER_S;
+}
+
+int64_t job_time_limit_due(struct core *c, const struct job *job)
+{
+    const struct attempt *newest = job_attempt(job, job->n_attempts);
+    int64_t limit = job->resolved->time_limit_s;
+    bool counts = job->state == STATE(STARTING) || job->state == STATE(RUNNING) || job->state == STATE(RECOVERING);
+    (void)c;
+    if (limit <= 0 || !counts || !newest)
+        return INT64_MAX;
+    double left = (double)limit - job->run_s;
+    return newest->start_mono + (int64_t)(left * (double)NS_PER_S);
+}

@@ -1,0 +1,296 @@
+/* What the core_*.c files share. Nothing else includes it. */
+#ifndef BOOST_DAEMON_CORE_INTERNAL_H
+#define BOOST_DAEMON_CORE_INTERNAL_H
+
+#include "daemon/core.h"
+#include "daemon/job.h"
+#include "daemon/kv.h"
+#include "daemon/sched.h"
+#include "proto/base/clock.h"
+
+#define STATE(s) BOOST__JOB_STATE__VALUE__##s
+#define REASON(r) BOOST__REASON__VALUE__##r
+#define LIVENESS(l) BOOST__NODE_LIVENESS__VALUE__##l
+#define ADMIN(a) BOOST__NODE_ADMIN__VALUE__##a
+#define CKPT(s) BOOST__CHECKPOINT_STATE__VALUE__##s
+#define CLASS(c) BOOST__EXIT_CLASS__VALUE__##c
+#define PHASE(p) BOOST__RANK_UPDATE__PHASE__##p
+
+/* Waits that no configuration sets. */
+#define CORE_PREFLIGHT_NS (2 * NS_PER_S)   /* then the submit is taken unchecked                  */
+#define CORE_VERIFY_NS (600 * NS_PER_S)    /* a checkpoint read back whole                        */
+#define CORE_MANIFEST_NS (60 * NS_PER_S)
+#define CORE_DELETE_NS (600 * NS_PER_S)
+#define CORE_LOG_EXTRA_NS (5 * NS_PER_S)   /* over the reader's own wait                          */
+#define CORE_CLOSE_NS (10 * NS_PER_S)      /* an ended attempt waits for manifests                */
+#define CORE_FINAL_NS (5 * NS_PER_S)       /* a clean end waits for word of its last checkpoint   */
+#define CORE_CAUSE_NS NS_PER_S             /* a failure waits for the ends that came before it    */
+#define CORE_RETRY_NS (5 * NS_PER_S)       /* between tries of a task or a start                  */
+#define CORE_STOP_MIN_NS (30 * NS_PER_S)   /* the least automatic stop grace                      */
+#define CORE_TASK_TRIES 3
+
+/* What a node's devices are taken by. */
+struct holding {
+    int64_t job;
+    int attempt;
+    int slots;
+    bool reserved;     /* chosen, StartAttempt not decided yet */
+    int64_t kill_due;  /* a kill was sent: to be confirmed by then, 0 = none */
+    int64_t kill_from;
+    bool overdue;      /* never confirmed: the node was drained for it */
+};
+
+struct node {
+    struct node *next; /* by name */
+    char *name, *boot_id, *instance, *version, *data_address;
+    Boost__NodeAdmin__Value admin;
+    char *admin_reason, *admin_by;
+    int64_t admin_ns;
+    int cpu_slots;
+    int64_t memory_mib;
+    uint32_t uid;
+    Boost__NodeLiveness__Value liveness;
+    bool registered; /* in this run of the controller */
+    bool connected;
+    int64_t last_seen; /* mono ns; the controller's start until it is heard of */
+    struct holding *holdings;
+    int n_holdings;
+    bool dirty;
+};
+
+/* A Task on its way; done with rc ERR_UNREACHABLE or ERR_TIMEOUT when no reply came. */
+struct task;
+typedef void (*task_done_fn)(struct core *c, struct task *t, int rc, const struct error *err,
+                             const Boost__TaskReply *reply);
+struct task {
+    struct task *next;
+    uint64_t id;
+    struct node *node;
+    int64_t job;
+    int64_t since, deadline;
+    task_done_fn done;
+    int64_t step; /* of the checkpoint it is about */
+    int attempt;
+    void *arg;
+    void (*drop)(void *arg); /* may be NULL */
+};
+
+/* Devices chosen for a job's next attempt while its checkpoint is verified. */
+struct core_start {
+    struct node **nodes;
+    int n_nodes;
+    struct checkpoint *candidate; /* being verified; NULL: from the initial weights */
+    uint64_t task;
+    int64_t since;
+};
+
+struct after { /* a call owed once a change is durable */
+    struct after *next;
+    void (*fn)(struct core *c, void *arg, int rc, const struct error *err);
+    void (*drop)(void *arg);
+    void *arg;
+};
+
+/* One transaction on its way to the disk. */
+struct change {
+    struct core *core;
+    struct change *next, *prev;
+    struct job **jobs;
+    int n_jobs;
+    bool jobless; /* events of no job */
+    struct after *after;
+};
+
+/* A log request for a job that has not started. */
+struct parked_log;
+
+struct core {
+    struct core_ops ops;
+    struct core_store store;
+    struct core_stats stats;
+    /* configuration, ns */
+    int64_t heartbeat_ns, suspect_ns, node_timeout_ns, restart_grace_ns;
+    int64_t backoff_min_ns, backoff_max_ns, rendezvous_ns, kill_confirm_ns;
+    int64_t up_since; /* mono */
+
+    struct job **jobs; /* by id, ascending */
+    int n_jobs, cap_jobs;
+    struct job *active, *pending, *working;
+    struct node *nodes;
+    struct task *tasks;
+    uint64_t next_task;
+    struct kv *kv;
+    int64_t kv_due;
+    struct parked_log *parked;
+
+    int64_t next_job_id, next_event_id;
+    int64_t arrivals;
+    int64_t due;   /* nothing to run before */
+    bool schedule; /* a scheduling pass is due */
+    bool work;     /* working jobs are to be looked at */
+
+    /* the open change: rows are marked dirty, events are in `txn` */
+    void *txn;
+    struct job **dirty_jobs;
+    int n_dirty, cap_dirty;
+    bool jobless;
+    struct after *after;
+    struct change *changes; /* on their way */
+    struct metrics_owed *metrics;
+};
+
+/* ---- core.c ---------------------------------------------------------------------- */
+
+int64_t now_mono(struct core *c);
+int64_t now_wall(struct core *c);
+void core_log_line(struct core *c, enum core_log_level level, const char *fmt, ...) PRINTF_LIKE(3, 4);
+void due_at(struct core *c, int64_t mono_ns); /* core_run has something to do then */
+
+/* Every public function that may change something ends with it: one transaction of all that is marked. */
+void change_commit(struct core *c);
+void mark_job(struct core *c, struct job *job); /* its row is to be written, its version grows */
+void mark_attempt(struct core *c, struct job *job, struct attempt *a);
+void mark_checkpoint(struct core *c, struct job *job, struct checkpoint *k);
+void mark_node(struct core *c, struct node *n);
+void put_shard(struct core *c, struct job *job, struct checkpoint *k, int rank);
+/* job may be NULL, attempt 0, node NULL. */
+void add_event(struct core *c, struct job *job, int attempt, const char *node, const char *actor, const char *kind,
+               const char *fmt, ...) PRINTF_LIKE(7, 8);
+/* `drop` frees arg, whether fn was called or the core ended before. */
+void after_durable(struct core *c, void (*fn)(struct core *, void *, int, const struct error *), void *arg,
+                   void (*drop)(void *));
+void progress_changed(struct core *c, struct job *job); /* something a summary shows, no row */
+
+/* Takes the transition: state, lists, immediate actions; the others run when it is durable. False: illegal, counted. */
+bool job_fire(struct core *c, struct job *job, enum job_event event);
+void job_reason(struct job *job, Boost__Reason__Value reason, const char *fmt, ...) PRINTF_LIKE(3, 4);
+void list_add(struct job **list, struct job *job, struct job_link *(*link)(struct job *));
+void list_remove(struct job **list, struct job *job, struct job_link *(*link)(struct job *));
+struct job_link *link_active(struct job *job);
+struct job_link *link_pending(struct job *job);
+struct job_link *link_working(struct job *job);
+MUST_USE int core_add_job(struct core *c, struct job *job); /* ids ascending */
+void core_forget_job(struct core *c, struct job *job);      /* never became durable */
+/* Puts the job into or takes it out of the scheduler's list, as its state says. */
+void job_pend(struct core *c, struct job *job);
+
+/* ---- core_boot.c ------------------------------------------------------------------ */
+
+MUST_USE int core_load(struct core *c, struct error *err);
+
+/* ---- core_account.c: where a job's time goes --------------------------------------- */
+
+enum core_account { ACCOUNT_NONE, ACCOUNT_QUEUE, ACCOUNT_RESTART, ACCOUNT_REPLAY, ACCOUNT_PRODUCTIVE };
+void account_state(struct core *c, struct job *job);   /* as state and step say, from now on */
+void account_detection(struct core *c, struct job *job, int64_t silent_ns); /* the last stretch was detection */
+void account_totals(struct core *c, const struct job *job, Boost__Goodput *out); /* with the open stretch */
+double job_elapsed_s(struct core *c, const struct job *job); /* STARTING + RUNNING + RECOVERING of all attempts */
+int64_t job_time_limit_due(struct core *c, const struct job *job); /* mono, INT64_MAX: none */
+
+/* ---- core_nodes.c ------------------------------------------------------------------ */
+
+struct node *node_find(struct core *c, const char *name);
+struct node *node_get(struct core *c, const char *name); /* made when new; NULL: out of memory */
+void node_free(struct node *n);
+struct holding *node_holding(struct node *n, int64_t job, int attempt);
+struct holding *node_hold(struct node *n, int64_t job, int attempt, int slots); /* adds or returns */
+void node_release(struct core *c, struct node *n, int64_t job, int attempt);
+int node_free_slots(const struct node *n);
+bool node_usable(const struct node *n); /* UP and connected */
+void node_drain(struct core *c, struct node *n, const char *reason);
+/* Something came from it. */
+void node_seen(struct core *c, struct node *n);
+int64_t nodes_run(struct core *c, int64_t now);
+/* StopAttempt KILL, and the time by which the node has to confirm it. */
+void holding_kill(struct core *c, struct node *n, struct holding *h);
+void holding_kill_sent(struct core *c, struct holding *h);
+bool send_to(struct core *c, struct node *n, const Boost__ControllerMessage *m);
+
+/* ---- core_tasks.c ------------------------------------------------------------------ */
+
+/* Sends the Task (id, job, uid, gid are filled in); 0 when the node cannot be reached or memory is out. */
+uint64_t task_send(struct core *c, struct node *n, const struct job *job, uint32_t uid, uint32_t gid, Boost__Task *body,
+                   int64_t limit_ns, task_done_fn done, struct task **out);
+struct task *task_find(struct core *c, uint64_t id);
+void task_cancel(struct core *c, uint64_t id); /* done is not called */
+void task_reply(struct core *c, struct node *n, const Boost__TaskReply *reply);
+void tasks_lost(struct core *c, struct node *n); /* the connection broke */
+int64_t tasks_run(struct core *c, int64_t now);
+/* A node that may work on this user's files now, the job's own first. */
+struct node *task_node(struct core *c, const struct job *job, uint32_t uid);
+
+/* ---- core_place.c: from pending to StartAttempt ------------------------------------- */
+
+int job_nodes(const struct job *job);
+int job_devices_per_node(const struct job *job);
+/* What the scheduler would say now, the jobs ahead of it included. */
+void job_pending_reason(struct core *c, const struct job *job, struct sched_answer *out);
+void spec_pending_reason(struct core *c, const Boost__JobSpec *resolved, uint32_t uid, struct sched_answer *out);
+void schedule_pass(struct core *c);
+void start_cancel(struct core *c, struct job *job); /* gives reserved devices back */
+/* Sends StartAttempt, StopAttempt: what state calls for, to every node or to one. */
+void attempt_send(struct core *c, struct job *job, unsigned actions, const char *only_node);
+char *checkpoint_dir_of(struct core *c, const struct job *job); /* caller frees */
+
+/* ---- core_attempts.c: how an attempt goes and ends ------------------------------------ */
+
+void attempt_rank_update(struct core *c, struct job *job, struct attempt *a, struct node *n,
+                         const Boost__RankUpdate *u);
+void attempt_rank_end(struct core *c, struct job *job, struct attempt *a, struct node *n, const Boost__ExitRecord *x);
+/* Confirmed gone from the node, or `lost` with it. */
+void attempt_part_over(struct core *c, struct job *job, struct attempt *a, const char *node, bool lost,
+                       const char *note);
+/* Anything but a rank's end: hang, lost node, rendezvous, refusal. Ignored when the cause is known already. */
+void attempt_fail(struct core *c, struct job *job, struct attempt *a, Boost__ExitClass__Value class,
+                  Boost__Reason__Value reason, const char *kind, const char *node, const char *text);
+/* Ends it when all of it is over and nothing is waited for. */
+void attempt_try_close(struct core *c, struct job *job);
+void attempt_close(struct core *c, struct job *job); /* ACT_CLOSE_ATTEMPT */
+void attempt_mark_kill(struct core *c, struct job *job, struct attempt *a);
+void backoff_arm(struct core *c, struct job *job); /* ACT_BACKOFF */
+void grace_arm(struct core *c, struct job *job, struct attempt *a);
+int64_t attempt_run(struct core *c, struct job *job, int64_t now); /* its timers */
+void ack_attempt_ends(struct core *c, struct job *job, struct attempt *a);
+
+/* ---- core_cause.c: texts and classes of failures --------------------------------------- */
+
+Boost__ExitClass__Value classify(const Boost__ExitRecord *x);
+/* The first failing rank; -1 = none. *certain: no end that is still to come can be before it. */
+int attempt_cause(const struct attempt *a, bool *certain);
+Boost__Reason__Value cause_reason(const struct job *job, const struct attempt *a, int rank);
+/* "rank 1 on gpu01: signal 9 (SIGKILL)"; with_log appends its last lines. Caller frees. */
+char *cause_text(const struct attempt *a, int rank, bool with_log);
+/* "1, 3-5" */
+char *rank_list(const int *ranks, int n);
+
+/* ---- core_checkpoints.c -------------------------------------------------------------- */
+
+void checkpoints_shards(struct core *c, struct job *job, struct attempt *a, const Boost__ShardBatch *batch);
+void checkpoints_abandon_open(struct core *c, struct job *job, const struct attempt *a, const char *why);
+/* Of an ended attempt: 0 nothing is open, 1 a manifest is on its way, 2 shards of the newest are missing. */
+int checkpoints_open(const struct job *job, const struct attempt *a);
+void checkpoints_retain(struct core *c, struct job *job);
+void checkpoints_work(struct core *c, struct job *job); /* sends the tasks that are due */
+int64_t checkpoints_run(struct core *c, int64_t now);
+/* Newest COMMITTED that is not damaged, below `below` when it is not NULL. */
+struct checkpoint *checkpoints_newest(const struct job *job, const struct checkpoint *below);
+void checkpoint_damaged(struct core *c, struct job *job, struct checkpoint *k, const char *node, const char *why);
+/* Fills a packed list of the shards into *out (arrays from `arena`). */
+MUST_USE int checkpoint_shard_records(const struct checkpoint *k, struct arena *arena, Boost__ShardRecord ***out);
+bool checkpoint_file_work(const struct job *job); /* whether it belongs to c->working */
+
+/* ---- core_agents.c ---------------------------------------------------------------------- */
+
+void send_forget(struct core *c, struct node *n, int64_t job, int attempt);
+void kv_answered(void *arg, const struct kv_asker *asker, const void *value, size_t len, const char *error);
+
+/* ---- core_metrics.c, core_logs.c ------------------------------------------------------- */
+
+void metrics_batch(struct core *c, struct job *job, struct attempt *a, struct node *n, const Boost__MetricBatch *b);
+void metrics_free(struct core *c);
+void send_ack(struct core *c, const char *node, Boost__Ack *ack);
+void parked_run(struct core *c, int64_t now);
+int64_t parked_due(struct core *c);
+void parked_free(struct core *c);
+
+#endif

@@ -1,0 +1,266 @@
+/* Nodes: liveness by what is heard of them, what their devices are taken by, draining. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/core_internal.h"
+
+struct node *node_find(struct core *c, const char *name)
+{
+    for (struct node *n = c->nodes; n; n = n->next)
+        if (strcmp(n->name, name) == 0)
+            return n;
+    return NULL;
+}
+
+void node_free(struct node *n)
+{
+    free(n->name);
+    free(n->boot_id);
+    free(n->instance);
+    free(n->version);
+    free(n->data_address);
+    free(n->admin_reason);
+    free(n->admin_by);
+    free(n->holdings);
+    free(n);
+}
+
+struct node *node_get(struct core *c, const char *name)
+{
+    struct node *n = node_find(c, name);
+    if (n)
+        return n;
+    n = calloc(1, sizeof *n);
+    if (n)
+        n->name = strdup(name);
+    if (!n || !n->name) {
+        free(n);
+        return NULL;
+    }
+    n->liveness = LIVENESS(JOINING);
+    n->last_seen = c->up_since;
+    struct node **at = &c->nodes;
+    while (*at && strcmp((*at)->name, name) < 0)
+        at = &(*at)->next;
+    n->next = *at;
+    *at = n;
+    return n;
+}
+
+struct holding *node_holding(struct node *n, int64_t job, int attempt)
+{
+    for (int i = 0; i < n->n_holdings; i++)
+        if (n->holdings[i].job == job && n->holdings[i].attempt == attempt)
+            return &n->holdings[i];
+    return NULL;
+}
+
+struct holding *node_hold(struct node *n, int64_t job, int attempt, int slots)
+{
+    struct holding *h = node_holding(n, job, attempt);
+    if (h)
+        return h;
+    struct holding *list = realloc(n->holdings, (size_t)(n->n_holdings + 1) * sizeof *list);
+    if (!list)
+        return NULL;
+    n->holdings = list;
+    list[n->n_holdings] = (struct holding){ .job = job, .attempt = attempt, .slots = slots };
+    return &list[n->n_holdings++];
+}
+
+/* The controller's own drain ends when what it was for is confirmed after all. */
+static void undrain(struct core *c, struct node *n)
+{
+    for (int i = 0; i < n->n_holdings; i++)
+        if (n->holdings[i].overdue)
+            return;
+    if (n->admin == ADMIN(NONE) || !n->admin_by || strcmp(n->admin_by, "controller") != 0)
+        return;
+    n->admin = ADMIN(NONE);
+    text_set(&n->admin_reason, "");
+    text_set(&n->admin_by, "");
+    n->admin_ns = now_wall(c);
+    mark_node(c, n);
+    add_event(c, NULL, 0, n->name, "controller", "node-resumed",
+              "%s takes work again: what it was drained for is confirmed gone", n->name);
+}
+
+void node_release(struct core *c, struct node *n, int64_t job, int attempt)
+{
+    struct holding *h = node_holding(n, job, attempt);
+    if (!h)
+        return;
+    bool overdue = h->overdue;
+    *h = n->holdings[--n->n_holdings];
+    c->schedule = true;
+    if (overdue)
+        undrain(c, n);
+}
+
+int node_free_slots(const struct node *n)
+{
+    int slots = n->cpu_slots;
+    for (int i = 0; i < n->n_holdings; i++)
+        slots -= n->holdings[i].slots;
+    return slots > 0 ? slots : 0;
+}
+
+bool node_usable(const struct node *n)
+{
+    return n->liveness == LIVENESS(UP) && n->connected;
+}
+
+void node_drain(struct core *c, struct node *n, const char *reason)
+{
+    if (n->admin == ADMIN(DRAINING) || n->admin == ADMIN(DRAINED))
+        return;
+    n->admin = ADMIN(DRAINING);
+    text_set(&n->admin_reason, reason);
+    text_set(&n->admin_by, "controller");
+    n->admin_ns = now_wall(c);
+    mark_node(c, n);
+    add_event(c, NULL, 0, n->name, "controller", "node-drained", "%s takes no new work: %s", n->name, reason);
+}
+
+static void set_liveness(struct core *c, struct node *n, Boost__NodeLiveness__Value to)
+{
+    if (n->liveness == to)
+        return;
+    n->liveness = to;
+    c->schedule = true;
+}
+
+void node_seen(struct core *c, struct node *n)
+{
+    bool was_down = n->liveness == LIVENESS(DOWN);
+    n->last_seen = now_mono(c);
+    due_at(c, n->last_seen + c->suspect_ns);
+    if (n->liveness == LIVENESS(UP))
+        return;
+    if (n->liveness == LIVENESS(SUSPECT))
+        core_log_line(c, CORE_LOG_INFO, "node %s is heard of again", n->name);
+    set_liveness(c, n, LIVENESS(UP));
+    if (!was_down)
+        return;
+    /* On the same connection: it never heard that it was given up. */
+    add_event(c, NULL, 0, n->name, "controller", "node-up", "%s is heard of again", n->name);
+    for (int i = 0; i < n->n_holdings; i++) {
+        struct holding *h = &n->holdings[i];
+        struct job *job = core_job(c, h->job);
+        struct attempt *a = job ? job_live_attempt(job) : NULL;
+        bool live = a && a->number == h->attempt;
+        for (int p = 0; live && p < a->n_parts; p++)
+            live = strcmp(a->parts[p].node, n->name) != 0 || !a->parts[p].lost;
+        if (!live && !h->reserved)
+            holding_kill(c, n, h);
+    }
+}
+
+bool send_to(struct core *c, struct node *n, const Boost__ControllerMessage *m)
+{
+    return n->connected && c->ops.send(c->ops.arg, n->name, m);
+}
+
+void holding_kill(struct core *c, struct node *n, struct holding *h)
+{
+    Boost__StopAttempt stop = BOOST__STOP_ATTEMPT__INIT;
+    Boost__ControllerMessage m = BOOST__CONTROLLER_MESSAGE__INIT;
+    stop.has_job = stop.has_attempt = stop.has_how = true;
+    stop.job = h->job;
+    stop.attempt = h->attempt;
+    stop.how = BOOST__STOP_ATTEMPT__HOW__KILL;
+    m.body_case = BOOST__CONTROLLER_MESSAGE__BODY_STOP;
+    m.stop = &stop;
+    if (send_to(c, n, &m) && !h->kill_due)
+        holding_kill_sent(c, h);
+}
+
+void holding_kill_sent(struct core *c, struct holding *h)
+{
+    h->kill_from = now_mono(c);
+    h->kill_due = h->kill_from + c->kill_confirm_ns;
+    due_at(c, h->kill_due);
+}
+
+/* SIGKILL was sent and the node does not confirm: something there cannot die. The job goes on elsewhere, the
+ * devices stay taken until the node says so, and no one else is sent into the same trap. */
+static void kill_overdue(struct core *c, struct node *n, int index)
+{
+    struct holding *h = &n->holdings[index];
+    struct job *job = core_job(c, h->job);
+    int64_t job_id = h->job;
+    int attempt = h->attempt;
+    char reason[256];
+    h->overdue = true;
+    h->kill_due = 0;
+    snprintf(reason, sizeof reason, "job %lld attempt %d: %d rank%s not confirmed dead %.1f s after SIGKILL",
+             (long long)job_id, attempt, h->slots, h->slots == 1 ? "" : "s",
+             (double)(now_mono(c) - h->kill_from) / (double)NS_PER_S);
+    node_drain(c, n, reason);
+    struct attempt *a = job ? job_live_attempt(job) : NULL;
+    if (a && a->number == attempt)
+        attempt_part_over(c, job, a, n->name, true, reason);
+}
+
+static void node_down(struct core *c, struct node *n, int64_t now)
+{
+    double silent = (double)(now - n->last_seen) / (double)NS_PER_S;
+    bool was_joining = n->liveness == LIVENESS(JOINING);
+    set_liveness(c, n, LIVENESS(DOWN));
+    char note[128];
+    if (was_joining)
+        snprintf(note, sizeof note, "did not come back in %.0f s after the controller's start", silent);
+    else
+        snprintf(note, sizeof note, "no heartbeat for %.0f s", silent);
+    add_event(c, NULL, 0, n->name, "controller", "node-down", "%s: %s", n->name, note);
+    tasks_lost(c, n);
+    for (int i = 0; i < n->n_holdings; i++)
+        n->holdings[i].kill_due = 0; /* an unreachable node is not waited for */
+    for (struct job *job = c->active, *next; job; job = next) {
+        next = job->active.next;
+        struct attempt *a = job_live_attempt(job);
+        if (job->starting)
+            for (int i = 0; i < job->starting->n_nodes; i++)
+                if (job->starting->nodes[i] == n) {
+                    start_cancel(c, job);
+                    break;
+                }
+        for (int p = 0; a && p < a->n_parts; p++) {
+            if (strcmp(a->parts[p].node, n->name) == 0 && !a->parts[p].gone && !a->parts[p].lost) {
+                account_detection(c, job, now - n->last_seen);
+                attempt_part_over(c, job, a, n->name, true, note);
+                break;
+            }
+        }
+    }
+}
+
+int64_t nodes_run(struct core *c, int64_t now)
+{
+    int64_t next = INT64_MAX;
+    for (struct node *n = c->nodes; n; n = n->next) {
+        int64_t down = n->last_seen + c->node_timeout_ns;
+        if (down < c->up_since + c->restart_grace_ns)
+            down = c->up_since + c->restart_grace_ns;
+        int64_t suspect = n->last_seen + c->suspect_ns;
+        if (n->liveness != LIVENESS(DOWN) && now >= down) {
+            node_down(c, n, now);
+        } else if (n->liveness == LIVENESS(UP) && now >= suspect) {
+            core_log_line(c, CORE_LOG_WARN, "node %s is suspect: silent for %.1f s", n->name,
+                          (double)(now - n->last_seen) / (double)NS_PER_S);
+            set_liveness(c, n, LIVENESS(SUSPECT));
+        }
+        if (n->liveness == LIVENESS(UP) && suspect < next)
+            next = suspect;
+        if (n->liveness != LIVENESS(DOWN) && down < next)
+            next = down;
+        for (int i = 0; i < n->n_holdings; i++) {
+            if (n->holdings[i].kill_due && now >= n->holdings[i].kill_due)
+                kill_overdue(c, n, i);
+            else if (n->holdings[i].kill_due && n->holdings[i].kill_due < next)
+                next = n->holdings[i].kill_due;
+        }
+    }
+    return next;
+}

@@ -1,0 +1,442 @@
+/* From pending to started: the scheduling pass, the check of the checkpoint that the
+ * attempt is to start from, the attempt's row, and the messages that start and stop it. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/core_internal.h"
+
+static int spec_ranks(const Boost__JobSpec *s)
+{
+    const Boost__Parallel *p = s->parallel;
+    return p ? p->tp * p->pp * p->dp : 1;
+}
+
+static int spec_nodes(const Boost__JobSpec *s)
+{
+    return s->resources && s->resources->nodes > 0 ? s->resources->nodes : 1;
+}
+
+static int spec_devices(const Boost__JobSpec *s)
+{
+    if (s->resources && s->resources->has_devices_per_node)
+        return s->resources->devices_per_node;
+    return spec_ranks(s) / spec_nodes(s);
+}
+
+int job_nodes(const struct job *job)
+{
+    return spec_nodes(job->resolved);
+}
+
+int job_devices_per_node(const struct job *job)
+{
+    return spec_devices(job->resolved);
+}
+
+/* ---- the scheduler's picture --------------------------------------------------------- */
+
+struct picture {
+    struct sched_node *nodes;
+    struct node **of; /* the same, the core's */
+    int n;
+};
+
+static bool picture_make(struct core *c, const struct job *job, struct picture *p)
+{
+    int n = 0;
+    for (struct node *node = c->nodes; node; node = node->next)
+        n++;
+    p->nodes = calloc((size_t)n + 1, sizeof *p->nodes);
+    p->of = calloc((size_t)n + 1, sizeof(struct node *));
+    p->n = 0;
+    for (struct node *node = c->nodes; p->nodes && p->of && node; node = node->next) {
+        struct sched_node *s = &p->nodes[p->n];
+        *s = (struct sched_node){ .name = node->name,
+                                  .slots = node->cpu_slots,
+                                  .free = node_free_slots(node),
+                                  .up = node_usable(node),
+                                  .open = node->admin == ADMIN(NONE),
+                                  .uid = node->uid };
+        /* Attempt k+1 does not go where attempt k is not confirmed dead. */
+        for (int i = 0; job && i < node->n_holdings; i++)
+            if (node->holdings[i].job == job->id)
+                s->free = 0;
+        p->of[p->n++] = node;
+    }
+    return p->nodes && p->of;
+}
+
+static void picture_free(struct picture *p)
+{
+    free(p->nodes);
+    free(p->of);
+}
+
+static void no_memory(struct sched_answer *out)
+{
+    *out = (struct sched_answer){ .verdict = SCHED_WAIT, .reason = REASON(NoDevices) };
+    snprintf(out->text, sizeof out->text, "the controller is out of memory");
+}
+
+/* Chooses for one job; chosen gets nodes (caller frees), NULL unless placed. */
+static struct node **choose(struct core *c, const struct job *job, const Boost__JobSpec *spec, uint32_t uid,
+                            struct sched_answer *out)
+{
+    struct picture p;
+    struct sched_request request = { .nodes = spec_nodes(spec), .devices_per_node = spec_devices(spec), .uid = uid };
+    int *index = calloc((size_t)request.nodes, sizeof *index);
+    struct node **chosen = calloc((size_t)request.nodes, sizeof(struct node *));
+    if (!picture_make(c, job, &p) || !index || !chosen) {
+        no_memory(out);
+    } else {
+        sched_place(p.nodes, p.n, &request, index, out);
+        for (int i = 0; out->verdict == SCHED_PLACED && i < request.nodes; i++)
+            chosen[i] = p.of[index[i]];
+    }
+    if (out->verdict != SCHED_PLACED) {
+        free(chosen);
+        chosen = NULL;
+    }
+    picture_free(&p);
+    free(index);
+    return chosen;
+}
+
+/* Anyone before it in the order who waits for devices that others hold? */
+static const struct job *blocker(struct core *c, const struct job *job, int priority, struct sched_answer *why)
+{
+    for (const struct job *ahead = c->pending; ahead && ahead != job; ahead = ahead->pending.next) {
+        if (!job && ahead->priority < priority)
+            break;
+        if (ahead->starting)
+            continue;
+        free(choose(c, ahead, ahead->resolved, ahead->uid, why));
+        if (why->verdict == SCHED_WAIT)
+            return ahead;
+    }
+    return NULL;
+}
+
+void spec_pending_reason(struct core *c, const Boost__JobSpec *resolved, uint32_t uid, struct sched_answer *out)
+{
+    struct sched_answer ahead;
+    free(choose(c, NULL, resolved, uid, out));
+    const struct job *head = out->verdict == SCHED_PLACED ? blocker(c, NULL, resolved->priority, &ahead) : NULL;
+    if (!head)
+        return;
+    *out = (struct sched_answer){ .verdict = SCHED_WAIT, .reason = ahead.reason };
+    snprintf(out->text, sizeof out->text, "behind job %" PRId64 ", which %s", head->id, ahead.text);
+}
+
+void job_pending_reason(struct core *c, const struct job *job, struct sched_answer *out)
+{
+    struct sched_answer ahead;
+    free(choose(c, job, job->resolved, job->uid, out));
+    if (out->verdict == SCHED_PLACED && job->start_retry_due) {
+        *out = (struct sched_answer){ .verdict = SCHED_WAIT, .reason = REASON(Backoff) };
+        snprintf(out->text, sizeof out->text, "%.200s", job->start_trouble ? job->start_trouble : "tried again soon");
+        return;
+    }
+    const struct job *head = out->verdict == SCHED_PLACED ? blocker(c, job, 0, &ahead) : NULL;
+    if (!head)
+        return;
+    *out = (struct sched_answer){ .verdict = SCHED_WAIT, .reason = ahead.reason };
+    snprintf(out->text, sizeof out->text, "behind job %" PRId64 ", which %s", head->id, ahead.text);
+}
+
+/* ---- starting ------------------------------------------------------------------------- */
+
+static void start_next(struct core *c, struct job *job);
+
+void start_cancel(struct core *c, struct job *job)
+{
+    struct core_start *s = job->starting;
+    if (!s)
+        return;
+    job->starting = NULL;
+    task_cancel(c, s->task);
+    for (int i = 0; i < s->n_nodes; i++)
+        node_release(c, s->nodes[i], job->id, job->n_attempts + 1);
+    free(s->nodes);
+    free(s);
+    c->schedule = true;
+}
+
+static void start_later(struct core *c, struct job *job, const char *why)
+{
+    text_set(&job->start_trouble, why);
+    start_cancel(c, job);
+    job->start_retry_due = now_mono(c) + CORE_RETRY_NS;
+    due_at(c, job->start_retry_due);
+    progress_changed(c, job);
+}
+
+char *checkpoint_dir_of(struct core *c, const struct job *job)
+{
+    const char *dir = job->resolved->checkpoint && job->resolved->checkpoint->dir ? job->resolved->checkpoint->dir : "";
+    size_t len = strlen(dir);
+    while (len > 1 && dir[len - 1] == '/')
+        len--;
+    char *out = NULL;
+    if (asprintf(&out, "%.*s/%s-%" PRId64, (int)len, dir, core_store_id(c), job->id) < 0)
+        return NULL;
+    return out;
+}
+
+/* Rank r of `world` over the nodes in order: consecutive ranks share a node, as the layout expects. */
+static bool fill_parts(struct attempt *a, const struct core_start *s, int per_node)
+{
+    a->world = per_node * s->n_nodes;
+    a->ranks = calloc((size_t)a->world, sizeof *a->ranks);
+    a->parts = calloc((size_t)s->n_nodes, sizeof *a->parts);
+    if (!a->ranks || !a->parts)
+        return false;
+    for (int p = 0; p < s->n_nodes; p++) {
+        struct attempt_part *part = &a->parts[p];
+        part->node = strdup(s->nodes[p]->name);
+        part->ranks = calloc((size_t)per_node, sizeof *part->ranks);
+        a->n_parts++;
+        if (!part->node || !part->ranks)
+            return false;
+        for (int i = 0; i < per_node; i++) {
+            int rank = p * per_node + i;
+            part->ranks[part->n_ranks++] = rank;
+            a->ranks[rank].part = p;
+            a->ranks[rank].step = -1;
+        }
+    }
+    return true;
+}
+
+/* The checkpoint is good (or there is none): the attempt begins. */
+static void start_commit(struct core *c, struct job *job)
+{
+    struct core_start *s = job->starting;
+    const struct checkpoint *from = s->candidate;
+    if (job->state == STATE(RECOVERING))
+        job->run_s = job_elapsed_s(c, job);
+    struct attempt *a = job_add_attempt(job);
+    if (!a || !fill_parts(a, s, job_devices_per_node(job))) {
+        if (a)
+            a->end_ns = now_wall(c);
+        start_later(c, job, "the controller is out of memory");
+        return;
+    }
+    a->from_step = a->to_step = from ? from->step : 0;
+    a->from_attempt = from ? from->attempt : 0;
+    a->replay_until = job->step;
+    a->start_ns = now_wall(c);
+    a->start_mono = a->progress_mono = now_mono(c);
+    a->rendezvous_due = a->start_mono + c->rendezvous_ns;
+    due_at(c, c->parked ? 0 : a->rendezvous_due);
+    for (int i = 0; i < s->n_nodes; i++)
+        node_holding(s->nodes[i], job->id, a->number)->reserved = false;
+    if (!job->started_ns)
+        job->started_ns = a->start_ns;
+    job->starting = NULL;
+    free(s->nodes);
+    free(s);
+    text_set(&job->start_trouble, "");
+    job_reason(job, REASON(NONE), "%s", "");
+    mark_attempt(c, job, a);
+    job_fire(c, job, EV_PLACED);
+    char *placement = attempt_placement(a);
+    if (from)
+        add_event(c, job, a->number, NULL, "controller", "started",
+                  "attempt %d on %s, from the checkpoint of step %" PRId64, a->number, placement ? placement : "?",
+                  from->step);
+    else
+        add_event(c, job, a->number, NULL, "controller", "started", "attempt %d on %s, from the initial weights%s",
+                  a->number, placement ? placement : "?",
+                  job->checkpoint_step >= 0 ? ": no committed checkpoint of it verifies" : "");
+    free(placement);
+}
+
+/* What a verification says about the files, and not about the way to them. */
+static bool is_damage(int rc)
+{
+    return rc == ERR_CORRUPT || rc == ERR_NOT_FOUND || rc == ERR_INVALID;
+}
+
+static void verified(struct core *c, struct task *t, int rc, const struct error *err, const Boost__TaskReply *reply)
+{
+    struct job *job = core_job(c, t->job);
+    (void)reply;
+    if (!job || !job->starting || job->starting->task != t->id)
+        return;
+    job->starting->task = 0;
+    if (rc == ERR_OK) {
+        start_commit(c, job);
+    } else if (is_damage(rc)) {
+        checkpoint_damaged(c, job, job->starting->candidate, t->node->name, err->message);
+        job->starting->candidate = checkpoints_newest(job, job->starting->candidate);
+        start_next(c, job);
+    } else {
+        char why[512];
+        snprintf(why, sizeof why, "the checkpoint of step %" PRId64 " cannot be verified yet: %.300s",
+                 job->starting->candidate->step, err->message);
+        start_later(c, job, why);
+    }
+}
+
+/* Verifies the candidate, or begins when there is none. */
+static void start_next(struct core *c, struct job *job)
+{
+    struct core_start *s = job->starting;
+    if (!s->candidate) {
+        start_commit(c, job);
+        return;
+    }
+    struct arena mem;
+    arena_init(&mem, 64 << 20);
+    Boost__VerifyCheckpoint verify = BOOST__VERIFY_CHECKPOINT__INIT;
+    Boost__Task body = BOOST__TASK__INIT;
+    verify.dir = s->candidate->path;
+    verify.has_step = verify.has_attempt = true;
+    verify.step = s->candidate->step;
+    verify.attempt = s->candidate->attempt;
+    body.body_case = BOOST__TASK__BODY_VERIFY;
+    body.verify = &verify;
+    if (checkpoint_shard_records(s->candidate, &mem, &verify.shards) == ERR_OK) {
+        verify.n_shards = (size_t)s->candidate->world;
+        s->task = task_send(c, s->nodes[0], job, job->uid, job->gid, &body, CORE_VERIFY_NS, verified, NULL);
+    }
+    arena_free(&mem);
+    if (!s->task)
+        start_later(c, job, "its node cannot be reached to verify the checkpoint");
+    else
+        progress_changed(c, job);
+}
+
+static void start_begin(struct core *c, struct job *job, struct node **nodes)
+{
+    struct core_start *s = calloc(1, sizeof *s);
+    bool held = s != NULL;
+    int n = job_nodes(job);
+    for (int i = 0; held && i < n; i++) {
+        struct holding *h = node_hold(nodes[i], job->id, job->n_attempts + 1, job_devices_per_node(job));
+        held = h != NULL;
+        if (h)
+            h->reserved = true;
+    }
+    if (!s) {
+        free(nodes);
+        return;
+    }
+    *s = (struct core_start){ .nodes = nodes, .n_nodes = n, .since = now_mono(c) };
+    job->starting = s;
+    job->start_retry_due = 0;
+    if (!held) {
+        start_later(c, job, "the controller is out of memory");
+        return;
+    }
+    s->candidate = checkpoints_newest(job, NULL);
+    start_next(c, job);
+}
+
+void schedule_pass(struct core *c)
+{
+    int64_t now = now_mono(c);
+    for (struct job *job = c->pending, *next; job; job = next) {
+        struct sched_answer answer;
+        next = job->pending.next;
+        if (job->starting)
+            continue;
+        if (job->unsettled)
+            break; /* asks again when it is durable */
+        if (job->start_retry_due > now) {
+            due_at(c, job->start_retry_due);
+            continue;
+        }
+        struct node **nodes = choose(c, job, job->resolved, job->uid, &answer);
+        if (nodes)
+            start_begin(c, job, nodes);
+        else if (answer.verdict == SCHED_WAIT)
+            break;
+    }
+}
+
+/* ---- messages ---------------------------------------------------------------------------- */
+
+static bool send_start(struct core *c, struct job *job, struct attempt *a, struct attempt_part *part, struct node *n)
+{
+    Boost__AttemptStart start = BOOST__ATTEMPT_START__INIT;
+    Boost__StartAttempt body = BOOST__START_ATTEMPT__INIT;
+    Boost__CheckpointRef resume = BOOST__CHECKPOINT_REF__INIT;
+    Boost__ControllerMessage m = BOOST__CONTROLLER_MESSAGE__INIT;
+    const struct checkpoint *from = a->from_attempt ? job_checkpoint(job, a->from_step, a->from_attempt) : NULL;
+    char *dir = checkpoint_dir_of(c, job);
+    char store_id[16];
+    snprintf(store_id, sizeof store_id, "%s", core_store_id(c));
+    start.has_job = start.has_attempt = start.has_world = start.has_uid = start.has_gid = true;
+    start.has_rendezvous_timeout_ms = start.has_threads_per_rank = true;
+    start.job = job->id;
+    start.attempt = a->number;
+    start.spec = job->resolved;
+    start.store_id = store_id;
+    start.world = a->world;
+    start.ranks = part->ranks;
+    start.n_ranks = (size_t)part->n_ranks;
+    start.checkpoint_dir = dir;
+    start.threads_per_rank = job->resolved->resources ? job->resolved->resources->threads_per_rank : 0;
+    start.uid = job->uid;
+    start.gid = job->gid;
+    start.user = job->user;
+    start.node = part->node;
+    start.rendezvous_timeout_ms = (int32_t)(c->rendezvous_ns / NS_PER_MS);
+    if (from) {
+        resume.has_step = resume.has_attempt = resume.has_shards = true;
+        resume.step = from->step;
+        resume.attempt = from->attempt;
+        resume.path = from->path;
+        resume.shards = from->world;
+        start.resume = &resume;
+    }
+    body.start = &start;
+    m.body_case = BOOST__CONTROLLER_MESSAGE__BODY_START;
+    m.start = &body;
+    bool sent = dir && send_to(c, n, &m);
+    free(dir);
+    return sent;
+}
+
+static void send_stop(struct core *c, struct job *job, struct attempt *a, struct node *n)
+{
+    Boost__StopAttempt stop = BOOST__STOP_ATTEMPT__INIT;
+    Boost__ControllerMessage m = BOOST__CONTROLLER_MESSAGE__INIT;
+    int64_t left = a->grace_due > now_mono(c) ? a->grace_due - now_mono(c) : NS_PER_MS;
+    int64_t left_ms = left / NS_PER_MS < INT32_MAX ? left / NS_PER_MS : INT32_MAX;
+    stop.has_job = stop.has_attempt = stop.has_how = stop.has_grace_ms = true;
+    stop.job = job->id;
+    stop.attempt = a->number;
+    stop.how = BOOST__STOP_ATTEMPT__HOW__TERM;
+    stop.grace_ms = (int32_t)left_ms;
+    m.body_case = BOOST__CONTROLLER_MESSAGE__BODY_STOP;
+    m.stop = &stop;
+    send_to(c, n, &m);
+}
+
+void attempt_send(struct core *c, struct job *job, unsigned actions, const char *only_node)
+{
+    struct attempt *a = job_live_attempt(job);
+    if (!a)
+        return;
+    for (int p = 0; p < a->n_parts; p++) {
+        struct attempt_part *part = &a->parts[p];
+        struct node *n = node_find(c, part->node);
+        if (!n || part->gone || part->lost || (only_node && strcmp(only_node, part->node) != 0))
+            continue;
+        struct holding *h = node_holding(n, job->id, a->number);
+        if (a->kill) {
+            if (h && (actions & ACT_KILL))
+                holding_kill(c, n, h);
+        } else if (job->state == STATE(STOPPING)) {
+            if (actions & ACT_STOP_TERM)
+                send_stop(c, job, a, n);
+        } else if ((actions & ACT_START) && job->state == STATE(STARTING) && a->start_durable && !part->heard) {
+            send_start(c, job, a, part, n);
+        }
+    }
+}

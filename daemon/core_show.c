@@ -1,0 +1,454 @@
+/* What people see: summaries, show, checkpoints, nodes, totals. Nothing here changes anything. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/core_internal.h"
+
+static double seconds(int64_t ns)
+{
+    return (double)ns / (double)NS_PER_S;
+}
+
+/* Only the first line: the rest is log. */
+static char *first_line(struct arena *mem, const char *text)
+{
+    const char *end = text ? strchr(text, '\n') : NULL;
+    return end ? arena_printf(mem, "%.*s", (int)(end - text), text) : arena_strdup(mem, text ? text : "");
+}
+
+/* The nodes of the newest attempt while it is live, else none. */
+static int node_names(const struct job *job, struct arena *mem, char ***out)
+{
+    const struct attempt *a = job_live_attempt(job);
+    char **names = a ? arena_alloc(mem, (size_t)a->n_parts * sizeof *names) : NULL;
+    *out = names;
+    if (!names)
+        return 0;
+    for (int p = 0; p < a->n_parts; p++)
+        names[p] = arena_strdup(mem, a->parts[p].node);
+    return a->n_parts;
+}
+
+static char *node_line(const struct job *job, struct arena *mem)
+{
+    const struct attempt *a = job_live_attempt(job);
+    char *line = NULL;
+    for (int p = 0; a && p < a->n_parts; p++)
+        line = line ? arena_printf(mem, "%s,%s", line, a->parts[p].node) : arena_strdup(mem, a->parts[p].node);
+    return line ? line : arena_strdup(mem, "");
+}
+
+/* ---- waits: every one has a name and a timer ------------------------------------------------- */
+
+struct waits {
+    struct core *c;
+    struct arena *mem;
+    Boost__WaitInfo **list;
+    size_t n, cap;
+    bool failed;
+};
+
+/* limit_due 0: without one. */
+static void wait_add(struct waits *w, char *name, int64_t since, int64_t limit_due)
+{
+    if (w->n == w->cap) {
+        size_t cap = w->cap ? 2 * w->cap : 8;
+        Boost__WaitInfo **list = arena_alloc(w->mem, cap * sizeof *list);
+        if (!list) {
+            w->failed = true;
+            return;
+        }
+        if (w->n)
+            memcpy(list, w->list, w->n * sizeof *list);
+        w->list = list;
+        w->cap = cap;
+    }
+    Boost__WaitInfo *x = arena_alloc(w->mem, sizeof *x);
+    if (!x || !name) {
+        w->failed = true;
+        return;
+    }
+    boost__wait_info__init(x);
+    x->name = name;
+    x->has_elapsed_s = true;
+    x->elapsed_s = seconds(now_mono(w->c) - since);
+    if (limit_due) {
+        x->has_limit_s = true;
+        x->limit_s = seconds(limit_due - since);
+    }
+    w->list[w->n++] = x;
+}
+
+static void waits_of_attempt(struct waits *w, const struct job *job, const struct attempt *a)
+{
+    for (int p = 0; p < a->n_parts; p++) {
+        struct node *n = node_find(w->c, a->parts[p].node);
+        if (!n || a->parts[p].gone || a->parts[p].lost)
+            continue;
+        const struct holding *h = node_holding(n, job->id, a->number);
+        if (!n->registered)
+            wait_add(w, arena_printf(w->mem, "agent of %s to come back after the controller's start", n->name),
+                     w->c->up_since, w->c->up_since + w->c->restart_grace_ns);
+        else if (!n->connected || n->liveness != LIVENESS(UP))
+            wait_add(w, arena_printf(w->mem, "%s to be heard of again (still believed running)", n->name), n->last_seen,
+                     n->last_seen + w->c->node_timeout_ns);
+        else if (h && h->kill_due)
+            wait_add(w, arena_printf(w->mem, "kill confirmed by %s", n->name), h->kill_from, h->kill_due);
+        else if (a->kill)
+            wait_add(w, arena_printf(w->mem, "kill to be sent to %s", n->name),
+                     a->failing_mono ? a->failing_mono : a->start_mono, 0);
+    }
+    if (a->failing && !a->decided)
+        wait_add(w, arena_strdup(w->mem, "ends of the other ranks, to tell the first"), a->failing_mono, 0);
+    if (a->rendezvous_due)
+        wait_add(w, arena_strdup(w->mem, "rendezvous"), a->rendezvous_due - w->c->rendezvous_ns, a->rendezvous_due);
+    else if (job->state == STATE(STARTING) && !a->kill)
+        wait_add(w, arena_strdup(w->mem, "first step of every rank"), a->start_mono, 0);
+    if (a->grace_due && !a->kill)
+        wait_add(w, arena_strdup(w->mem, "ranks to finish their step and checkpoint"), a->grace_from, a->grace_due);
+    if (a->close_due)
+        wait_add(w, arena_strdup(w->mem, "last checkpoint of the attempt to be committed"), a->close_from, a->close_due);
+}
+
+static void waits_of_checkpoints(struct waits *w, const struct job *job)
+{
+    for (int i = 0; i < job->n_checkpoints; i++) {
+        const struct checkpoint *k = job->checkpoints[i];
+        const struct task *t = task_find(w->c, k->task);
+        if (t)
+            wait_add(w,
+                     arena_printf(w->mem, "%s of the checkpoint of step %" PRId64 " by %s",
+                                  k->state == CKPT(WRITING) ? "manifest" : "deletion", k->step, t->node->name),
+                     t->since, t->deadline);
+    }
+}
+
+static void waits_of(struct waits *w, const struct job *job)
+{
+    const struct attempt *a = job_live_attempt(job);
+    if (job->pending.in && !job->starting) {
+        struct sched_answer answer;
+        job_pending_reason(w->c, job, &answer);
+        wait_add(w, arena_printf(w->mem, "devices: %s", answer.verdict == SCHED_PLACED ? "next pass" : answer.text),
+                 job->account_since, 0);
+    }
+    if (job->starting && job->starting->candidate)
+        wait_add(w,
+                 arena_printf(w->mem, "checkpoint of step %" PRId64 " verified by %s", job->starting->candidate->step,
+                              job->starting->nodes[0]->name),
+                 job->starting->since, job->starting->since + CORE_VERIFY_NS);
+    if (job->backoff_due)
+        wait_add(w, arena_strdup(w->mem, "back-off"), job->backoff_from, job->backoff_due);
+    if (a)
+        waits_of_attempt(w, job, a);
+    waits_of_checkpoints(w, job);
+    if (job->unsettled)
+        wait_add(w, arena_strdup(w->mem, "state.db to be written"), job->account_since, 0);
+}
+
+/* ---- the one line --------------------------------------------------------------------------- */
+
+static char *recovering_line(struct core *c, const struct job *job, struct arena *mem)
+{
+    char *why = first_line(mem, job->reason_text);
+    char from[64] = "from the beginning";
+    if (job->checkpoint_step >= 0)
+        snprintf(from, sizeof from, "from step %" PRId64, job->checkpoint_step);
+    if (!why)
+        return NULL;
+    if (job_live_attempt(job))
+        return arena_printf(mem, "ending attempt %d: %s", job->n_attempts, why);
+    if (job->backoff_due) {
+        double in = seconds(job->backoff_due - now_mono(c));
+        return arena_printf(mem, "attempt %d in %.0fs: %s; %s", job->n_attempts + 1, in > 0 ? ceil(in) : 0, why, from);
+    }
+    if (job->starting)
+        return arena_printf(mem, "attempt %d verifies its checkpoint: %s; %s", job->n_attempts + 1, why, from);
+    struct sched_answer answer;
+    job_pending_reason(c, job, &answer);
+    return arena_printf(mem, "attempt %d %s: %s; %s", job->n_attempts + 1,
+                        answer.verdict == SCHED_PLACED ? "now" : answer.text, why, from);
+}
+
+static char *stopping_line(struct core *c, const struct job *job, struct arena *mem)
+{
+    const struct attempt *a = job_live_attempt(job);
+    char *why = first_line(mem, job->reason_text);
+    if (a && a->grace_due && !a->kill)
+        return arena_printf(mem, "to %s in at most %.0fs: %s", job_state_name((Boost__JobState__Value)job->stop_target),
+                            ceil(seconds(a->grace_due - now_mono(c))), why ? why : "");
+    return arena_printf(mem, "to %s, ending attempt %d: %s",
+                        job_state_name((Boost__JobState__Value)job->stop_target), job->n_attempts, why ? why : "");
+}
+
+/* A running job whose node is silent is believed running, and says so. */
+static char *running_line(struct core *c, const struct job *job, struct arena *mem)
+{
+    const struct attempt *a = job_live_attempt(job);
+    for (int p = 0; a && p < a->n_parts; p++) {
+        const struct node *n = node_find(c, a->parts[p].node);
+        if (n && !a->parts[p].gone && (!n->connected || n->liveness != LIVENESS(UP)))
+            return arena_printf(mem, "%s; %s unreachable %.0fs, still believed running", node_line(job, mem), n->name,
+                                seconds(now_mono(c) - n->last_seen));
+    }
+    if (job->reason_text && *job->reason_text)
+        return arena_printf(mem, "%s; %s", node_line(job, mem), first_line(mem, job->reason_text));
+    return node_line(job, mem);
+}
+
+static char *info_line(struct core *c, const struct job *job, struct arena *mem, Boost__Reason__Value *reason)
+{
+    struct sched_answer answer;
+    switch (job->state) {
+    case STATE(QUEUED):
+        if (job->starting)
+            return arena_printf(mem, "verifies its checkpoint on %s", job->starting->nodes[0]->name);
+        job_pending_reason(c, job, &answer);
+        *reason = answer.reason;
+        return arena_strdup(mem, answer.verdict == SCHED_PLACED ? "starts next" : answer.text);
+    case STATE(RECOVERING):
+        return recovering_line(c, job, mem);
+    case STATE(STOPPING):
+        return stopping_line(c, job, mem);
+    case STATE(STARTING):
+    case STATE(RUNNING):
+        return running_line(c, job, mem);
+    default:
+        return first_line(mem, job->reason_text);
+    }
+}
+
+/* ---- messages ---------------------------------------------------------------------------------- */
+
+static double elapsed(struct core *c, const struct job *job)
+{
+    if (job->n_attempts)
+        return job_elapsed_s(c, job);
+    int64_t end = job->ended_ns ? job->ended_ns : now_wall(c);
+    return end > job->submitted_ns ? seconds(end - job->submitted_ns) : 0;
+}
+
+Boost__JobSummary *core_summary(struct core *c, const struct job *job, struct arena *arena)
+{
+    Boost__JobSummary *s = arena_alloc(arena, sizeof *s);
+    if (!s)
+        return NULL;
+    boost__job_summary__init(s);
+    s->has_id = s->has_state = s->has_reason = s->has_steps = s->has_devices = s->has_elapsed_s = true;
+    s->has_priority = s->has_submitted_wall_ns = s->has_restarts = true;
+    s->id = job->id;
+    s->name = arena_strdup(arena, job->name);
+    s->user = arena_strdup(arena, job->user);
+    s->state = job->state;
+    s->reason = job->reason;
+    s->info = info_line(c, job, arena, &s->reason);
+    s->steps = job->resolved->run->steps;
+    s->has_step = job->step >= 0;
+    s->step = job->step;
+    s->has_loss = !isnan(job->loss);
+    s->loss = job->loss;
+    s->has_eval_loss = !isnan(job->eval_loss);
+    s->eval_loss = job->eval_loss;
+    s->has_tokens_per_s = job->state == STATE(RUNNING) && !isnan(job->tokens_per_s);
+    s->tokens_per_s = job->tokens_per_s;
+    s->has_attempt = job->n_attempts > 0;
+    s->attempt = job->n_attempts;
+    s->devices = job_nodes(job) * job_devices_per_node(job);
+    s->n_nodes = (size_t)node_names(job, arena, &s->nodes);
+    s->elapsed_s = elapsed(c, job);
+    s->has_last_checkpoint_step = job->checkpoint_step >= 0;
+    s->last_checkpoint_step = job->checkpoint_step;
+    s->priority = job->priority;
+    s->submitted_wall_ns = job->submitted_ns;
+    s->has_ended_wall_ns = job->ended_ns != 0;
+    s->ended_wall_ns = job->ended_ns;
+    s->restarts = job->n_attempts > 1 ? job->n_attempts - 1 : 0;
+    return s->name && s->user && s->info ? s : NULL;
+}
+
+static Boost__AttemptInfo *attempt_info(const struct attempt *a, struct arena *mem)
+{
+    Boost__AttemptInfo *x = arena_alloc(mem, sizeof *x);
+    if (!x)
+        return NULL;
+    boost__attempt_info__init(x);
+    x->has_attempt = x->has_from_step = x->has_to_step = x->has_start_wall_ns = x->has_reason = true;
+    x->attempt = a->number;
+    x->from_step = a->from_step;
+    x->to_step = a->to_step;
+    x->start_wall_ns = a->start_ns;
+    x->has_end_wall_ns = a->end_ns != 0;
+    x->end_wall_ns = a->end_ns;
+    x->reason = a->reason;
+    x->text = arena_strdup(mem, a->text ? a->text : "");
+    x->nodes = arena_alloc(mem, (size_t)(a->n_parts + 1) * sizeof *x->nodes);
+    if (!x->nodes)
+        return NULL;
+    x->n_nodes = (size_t)a->n_parts;
+    for (int p = 0; p < a->n_parts; p++)
+        x->nodes[p] = arena_strdup(mem, a->parts[p].node);
+    return x;
+}
+
+static Boost__CheckpointInfo *checkpoint_info(const struct checkpoint *k, struct arena *mem)
+{
+    Boost__CheckpointInfo *x = arena_alloc(mem, sizeof *x);
+    if (!x)
+        return NULL;
+    boost__checkpoint_info__init(x);
+    x->has_step = x->has_attempt = x->has_state = x->has_shards = x->has_world = x->has_bytes = x->has_wall_ns = true;
+    x->step = k->step;
+    x->attempt = k->attempt;
+    x->state = k->state;
+    x->path = arena_strdup(mem, k->path ? k->path : "");
+    x->shards = k->n_shards;
+    x->world = k->world;
+    for (int r = 0; r < k->world; r++)
+        x->bytes += k->shards[r].have ? k->shards[r].bytes : 0;
+    x->wall_ns = k->changed_ns;
+    x->note = arena_strdup(mem, k->note ? k->note : "");
+    return x->path && x->note ? x : NULL;
+}
+
+/* The list of a job's checkpoints; false when out of memory. */
+static bool checkpoint_list(const struct job *job, struct arena *mem, Boost__CheckpointInfo ***out, size_t *n)
+{
+    *out = arena_alloc(mem, (size_t)(job->n_checkpoints + 1) * sizeof **out);
+    *n = 0;
+    for (int i = 0; *out && i < job->n_checkpoints; i++) {
+        (*out)[i] = checkpoint_info(job->checkpoints[i], mem);
+        if (!(*out)[i])
+            return false;
+        (*n)++;
+    }
+    return *out != NULL;
+}
+
+Boost__ShowReply *core_show(struct core *c, const struct job *job, struct arena *arena)
+{
+    Boost__ShowReply *s = arena_alloc(arena, sizeof *s);
+    Boost__Goodput *g = arena_alloc(arena, sizeof *g);
+    struct waits w = { .c = c, .mem = arena };
+    if (!s || !g)
+        return NULL;
+    boost__show_reply__init(s);
+    boost__goodput__init(g);
+    s->summary = core_summary(c, job, arena);
+    s->spec = job->spec;
+    s->resolved = job->resolved;
+    s->attempts = arena_alloc(arena, (size_t)(job->n_attempts + 1) * sizeof *s->attempts);
+    if (!s->summary || !s->attempts || !checkpoint_list(job, arena, &s->checkpoints, &s->n_checkpoints))
+        return NULL;
+    for (int i = 0; i < job->n_attempts; i++) {
+        s->attempts[i] = attempt_info(job->attempts[i], arena);
+        if (!s->attempts[i])
+            return NULL;
+        s->n_attempts++;
+    }
+    waits_of(&w, job);
+    if (w.failed)
+        return NULL;
+    s->waits = w.list;
+    s->n_waits = w.n;
+    account_totals(c, job, g);
+    s->goodput = g;
+    s->reason_text = job->reason_text && *job->reason_text ? arena_strdup(arena, job->reason_text)
+                                                           : arena_strdup(arena, s->summary->info);
+    s->has_restarts_used = true;
+    s->restarts_used = job->restarts_used;
+    return s->reason_text ? s : NULL;
+}
+
+Boost__CheckpointsReply *core_checkpoints(struct core *c, const struct job *job, struct arena *arena)
+{
+    Boost__CheckpointsReply *r = arena_alloc(arena, sizeof *r);
+    (void)c;
+    if (!r)
+        return NULL;
+    boost__checkpoints_reply__init(r);
+    r->has_job = true;
+    r->job = job->id;
+    return checkpoint_list(job, arena, &r->checkpoints, &r->n_checkpoints) ? r : NULL;
+}
+
+static int busy(const struct node *n)
+{
+    int slots = 0;
+    for (int i = 0; i < n->n_holdings; i++)
+        slots += n->holdings[i].slots;
+    return slots;
+}
+
+static Boost__NodeInfo *node_info(struct core *c, const struct node *n, struct arena *mem)
+{
+    Boost__NodeInfo *x = arena_alloc(mem, sizeof *x);
+    if (!x)
+        return NULL;
+    boost__node_info__init(x);
+    x->has_liveness = x->has_admin = x->has_devices = x->has_devices_busy = x->has_memory_mib = true;
+    x->name = arena_strdup(mem, n->name);
+    x->liveness = n->liveness;
+    x->admin = n->admin;
+    x->reason = arena_strdup(mem, n->admin_reason ? n->admin_reason : "");
+    x->devices = n->cpu_slots;
+    x->devices_busy = busy(n);
+    x->device_kind = arena_strdup(mem, "cpu");
+    x->memory_mib = n->memory_mib;
+    x->has_last_seen_s = n->registered;
+    x->last_seen_s = seconds(now_mono(c) - n->last_seen);
+    x->version = arena_strdup(mem, n->version ? n->version : "");
+    x->address = arena_strdup(mem, n->data_address ? n->data_address : "");
+    x->jobs = arena_alloc(mem, (size_t)(n->n_holdings + 1) * sizeof *x->jobs);
+    for (int i = 0; x->jobs && i < n->n_holdings; i++)
+        if (n->holdings[i].job > 0)
+            x->jobs[x->n_jobs++] = n->holdings[i].job;
+    return x->name && x->reason && x->device_kind && x->version && x->address && x->jobs ? x : NULL;
+}
+
+Boost__NodesReply *core_nodes(struct core *c, struct arena *arena)
+{
+    Boost__NodesReply *r = arena_alloc(arena, sizeof *r);
+    size_t n = 0;
+    for (struct node *x = c->nodes; x; x = x->next)
+        n++;
+    if (!r)
+        return NULL;
+    boost__nodes_reply__init(r);
+    r->nodes = arena_alloc(arena, (n + 1) * sizeof *r->nodes);
+    if (!r->nodes)
+        return NULL;
+    for (struct node *x = c->nodes; x; x = x->next) {
+        r->nodes[r->n_nodes] = node_info(c, x, arena);
+        if (!r->nodes[r->n_nodes++])
+            return NULL;
+    }
+    return r;
+}
+
+Boost__Totals *core_totals(struct core *c, struct arena *arena)
+{
+    Boost__Totals *t = arena_alloc(arena, sizeof *t);
+    if (!t)
+        return NULL;
+    boost__totals__init(t);
+    t->has_running = t->has_recovering = t->has_queued = t->has_held = t->has_nodes_up = t->has_nodes_down = true;
+    t->has_nodes_draining = t->has_devices = t->has_devices_busy = true;
+    for (struct job *job = c->active; job; job = job->active.next) {
+        t->running += job->state == STATE(RUNNING) || job->state == STATE(STARTING) || job->state == STATE(STOPPING);
+        t->recovering += job->state == STATE(RECOVERING);
+        t->queued += job->state == STATE(QUEUED);
+        t->held += job->state == STATE(HELD);
+    }
+    for (struct node *n = c->nodes; n; n = n->next) {
+        bool up = n->liveness == LIVENESS(UP) || n->liveness == LIVENESS(SUSPECT);
+        t->nodes_up += up;
+        t->nodes_down += n->liveness == LIVENESS(DOWN);
+        t->nodes_draining += n->admin == ADMIN(DRAINING) || n->admin == ADMIN(DRAINED);
+        t->devices += up ? n->cpu_slots : 0;
+        t->devices_busy += up ? busy(n) : 0;
+    }
+    return t;
+}

@@ -1,0 +1,221 @@
+/* Submitting: validate, resolve, ask an agent whether the files are there, store. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/core_internal.h"
+#include "worker/plan/plan.h"
+
+struct submit {
+    Boost__JobSpec *spec, *resolved;
+    uint32_t uid, gid;
+    char *user;
+    bool hold;
+    core_reply_fn reply;
+    void *arg;
+    struct job *job; /* once it is on its way to the disk */
+    bool replied;
+};
+
+static void submit_free(void *arg)
+{
+    struct submit *s = arg;
+    if (s->spec)
+        boost__job_spec__free_unpacked(s->spec, NULL);
+    if (s->resolved)
+        boost__job_spec__free_unpacked(s->resolved, NULL);
+    free(s->user);
+    free(s);
+}
+
+static void refuse(struct submit *s, const struct error *err)
+{
+    s->replied = true;
+    s->reply(s->arg, (int)err->code, err, 0);
+}
+
+static Boost__JobSpec *copy_spec(const Boost__JobSpec *spec)
+{
+    size_t len = boost__job_spec__get_packed_size(spec);
+    uint8_t *bytes = malloc(len ? len : 1);
+    if (!bytes)
+        return NULL;
+    boost__job_spec__pack(spec, bytes);
+    Boost__JobSpec *copy = boost__job_spec__unpack(NULL, len, bytes);
+    free(bytes);
+    return copy;
+}
+
+/* Memory of a rank on the first node that would do; unknown while none is UP. */
+static struct plan_machine machine_of(struct core *c, uint32_t uid)
+{
+    struct plan_machine m = { 0 };
+    const struct node *n = task_node(c, NULL, uid);
+    if (n && n->cpu_slots > 0)
+        m.memory_bytes = n->memory_mib * (INT64_C(1) << 20) / n->cpu_slots;
+    return m;
+}
+
+static void submitted(struct core *c, void *arg, int rc, const struct error *err)
+{
+    struct submit *s = arg;
+    int64_t id = s->job->id;
+    if (rc) {
+        struct job *job = s->job;
+        core_forget_job(c, job);
+        s->reply(s->arg, rc, err, 0);
+    } else {
+        s->reply(s->arg, ERR_OK, NULL, id);
+    }
+}
+
+/* Takes over s. */
+static void accept(struct core *c, struct submit *s)
+{
+    struct error err;
+    struct job *job = job_new();
+    if (c->store.health(c->store.arg, &err)) {
+        error_context(&err, "the job is not taken");
+        refuse(s, &err);
+        goto out;
+    }
+    if (!job) {
+        error_set(&err, ERR_NOMEM, "out of memory");
+        refuse(s, &err);
+        goto out;
+    }
+    job->id = c->next_job_id;
+    text_set(&job->name, s->spec->name);
+    text_set(&job->user, s->user);
+    text_set(&job->reason_text, "");
+    job->uid = s->uid;
+    job->gid = s->gid;
+    job->spec = s->spec;
+    job->resolved = s->resolved;
+    s->spec = s->resolved = NULL;
+    job->priority = job->resolved->priority;
+    job->state = s->hold ? STATE(HELD) : STATE(QUEUED);
+    if (s->hold)
+        job_reason(job, REASON(Held), "held at submit; release with: boostctl release %" PRId64, job->id);
+    job->submitted_ns = now_wall(c);
+    if (!job->name || !job->user || core_add_job(c, job)) {
+        error_set(&err, ERR_NOMEM, "out of memory");
+        refuse(s, &err);
+        goto out;
+    }
+    c->next_job_id++;
+    s->job = job;
+    account_state(c, job);
+    job_pend(c, job);
+    mark_job(c, job);
+    char actor[128];
+    snprintf(actor, sizeof actor, "uid %u (%s)", s->uid, s->user);
+    int nodes = job_nodes(job), devices = job_devices_per_node(job);
+    add_event(c, job, 0, NULL, actor, "submitted", "%s: %d node%s x %d device%s, priority %d%s", job->name, nodes,
+              nodes == 1 ? "" : "s", devices, devices == 1 ? "" : "s", job->priority, s->hold ? ", held" : "");
+    after_durable(c, submitted, s, submit_free);
+    return;
+out:
+    job_free(job);
+    submit_free(s);
+}
+
+static bool is_definite(int rc)
+{
+    return rc == ERR_INVALID || rc == ERR_NOT_FOUND || rc == ERR_IO || rc == ERR_NOSPACE || rc == ERR_CORRUPT ||
+           rc == ERR_UNSUPPORTED || rc == ERR_REFUSED;
+}
+
+static void preflighted(struct core *c, struct task *t, int rc, const struct error *err, const Boost__TaskReply *reply)
+{
+    struct submit *s = t->arg;
+    (void)reply;
+    t->arg = NULL; /* `accept` or the refusal ends it */
+    t->drop = NULL;
+    if (!is_definite(rc)) {
+        if (rc)
+            core_log_line(c, CORE_LOG_WARN, "preflight of %s on %s: %s: taken unchecked", s->spec->name, t->node->name,
+                          err->message);
+        accept(c, s);
+        return;
+    }
+    struct error refused = *err;
+    refused.code = ERR_INVALID;
+    refuse(s, &refused);
+    submit_free(s);
+}
+
+static bool send_preflight(struct core *c, struct submit *s)
+{
+    struct node *n = task_node(c, NULL, s->uid);
+    Boost__Preflight preflight = BOOST__PREFLIGHT__INIT;
+    Boost__Task body = BOOST__TASK__INIT;
+    struct task *t = NULL;
+    preflight.spec = s->resolved;
+    body.body_case = BOOST__TASK__BODY_PREFLIGHT;
+    body.preflight = &preflight;
+    if (!n || !task_send(c, n, NULL, s->uid, s->gid, &body, CORE_PREFLIGHT_NS, preflighted, &t))
+        return false;
+    t->arg = s;
+    t->drop = submit_free;
+    return true;
+}
+
+void core_submit(struct core *c, const Boost__JobSpec *spec, const struct core_user *user, bool hold,
+                 core_reply_fn reply, void *arg)
+{
+    struct error err;
+    struct submit *s = calloc(1, sizeof *s);
+    struct plan_machine machine = machine_of(c, user->uid);
+    error_clear(&err);
+    if (!s) {
+        error_set(&err, ERR_NOMEM, "out of memory");
+        reply(arg, ERR_NOMEM, &err, 0);
+        return;
+    }
+    *s = (struct submit){ .uid = user->uid, .gid = user->gid, .hold = hold, .reply = reply, .arg = arg };
+    s->user = strdup(user->name ? user->name : "?");
+    int rc = plan_validate(spec, &err);
+    if (!rc)
+        rc = plan_resolve(spec, &machine, &s->resolved, &err);
+    if (!rc && c->store.health(c->store.arg, &err)) {
+        rc = (int)err.code;
+        error_context(&err, "the job is not taken");
+        error_hint(&err, "running jobs go on; submit again when the state directory can be written");
+    }
+    if (!rc) {
+        s->spec = copy_spec(spec);
+        if (!s->spec || !s->user)
+            rc = error_set(&err, ERR_NOMEM, "out of memory");
+    }
+    if (rc) {
+        err.code = (enum error_code)rc;
+        refuse(s, &err);
+        submit_free(s);
+    } else if (hold || !send_preflight(c, s)) {
+        accept(c, s);
+    }
+    change_commit(c);
+}
+
+int core_dry_run(struct core *c, const Boost__JobSpec *spec, const struct core_user *user, struct arena *arena,
+                 Boost__JobSpec **resolved, bool *would_wait, const char **reason, struct error *err)
+{
+    *resolved = NULL;
+    *reason = "";
+    *would_wait = false;
+    int rc = plan_validate(spec, err);
+    if (rc)
+        return rc;
+    struct plan_machine machine = machine_of(c, user->uid);
+    rc = plan_resolve(spec, &machine, resolved, err);
+    if (rc)
+        return rc;
+    struct sched_answer answer;
+    spec_pending_reason(c, *resolved, user->uid, &answer);
+    *would_wait = answer.verdict != SCHED_PLACED;
+    const char *text = arena_strdup(arena, answer.text);
+    *reason = text ? text : "";
+    return ERR_OK;
+}
