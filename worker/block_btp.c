@@ -7,10 +7,10 @@
 
 /* The latent behind a down-projection: summed over tp, normed if S is given, activated. */
 struct latent {
-    int64_t n;            /* width: 3r, r, 2r, r */
-    enum plan_buffer h;   /* keeps Y for the backward */
+    int64_t n;          /* width: 3r, r, 2r, r */
+    enum plan_buffer h; /* keeps Y for the backward */
     enum plan_buffer z;
-    enum plan_buffer R;   /* of the norm in front; BUF_COUNT: none */
+    enum plan_buffer R;             /* of the norm in front; BUF_COUNT: none */
     const char *forward, *backward; /* for messages and the status page */
 };
 static struct latent latent_qkv(const struct engine *e)
@@ -226,8 +226,8 @@ static int attention_backward(struct engine *e, int64_t i, struct error *err)
     int rc = bottleneck_backward(e, &o, i, e->w, &p->a_o, ctx, dctx, err);
     if (rc)
         return rc;
-    e->k->attention_backward(e->ks, &e->attention, x.q, x.k, x.v, ctx, engine_buffer(e, BUF_LSE, i), dctx, d_x.q,
-                             d_x.k, d_x.v, engine_buffer(e, BUF_ATTENTION, 0));
+    e->k->attention_backward(e->ks, &e->attention, x.q, x.k, x.v, ctx, engine_buffer(e, BUF_LSE, i), dctx, d_x.q, d_x.k,
+                             d_x.v, engine_buffer(e, BUF_ATTENTION, 0));
     rope_qk(e, &d_x, true);
     qkv_up_backward(e, p, activated(e, &qkv, i), &d_x, dz);
     rc = bottleneck_backward(e, &qkv, i, e->w, &p->a_qkv, engine_buffer(e, BUF_N1, i), dn, err);

@@ -68,8 +68,14 @@ int btp_head_forward(struct engine *e, struct error *err)
         return rc;
     if (p->tp > 1)
         k->interleave(e->ks, p->tp, p->T, e->w, parts, full_norm(e));
-    struct gemm logits = {.m = p->T, .n = p->V_pad / p->tp, .k = p->d, .trans_b = true, .lda = p->d, .ldb = p->d,
-                          .ldc = p->V_pad / p->tp, .batch = 1};
+    struct gemm logits = {.m = p->T,
+                          .n = p->V_pad / p->tp,
+                          .k = p->d,
+                          .trans_b = true,
+                          .lda = p->d,
+                          .ldb = p->d,
+                          .ldc = p->V_pad / p->tp,
+                          .batch = 1};
     k->gemm(e->ks, &logits, full_norm(e), e->head.weight, engine_buffer(e, BUF_LOGITS, 0));
     return ERR_OK;
 }
@@ -106,13 +112,28 @@ int btp_head_backward(struct engine *e, struct error *err)
     void *dlogits = engine_buffer(e, BUF_LOGITS, 0), *dn = engine_buffer(e, BUF_DN, 0);
     void *c = engine_buffer(e, BUF_C, 0), *R = engine_buffer(e, BUF_RF, 0);
 
-    struct gemm weight = {.m = columns, .n = p->d, .k = p->T, .trans_a = true, .lda = columns, .ldb = p->d,
-                          .ldc = p->d, .batch = 1, .beta = 1, .c_grad = true};
+    struct gemm weight = {.m = columns,
+                          .n = p->d,
+                          .k = p->T,
+                          .trans_a = true,
+                          .lda = columns,
+                          .ldb = p->d,
+                          .ldc = p->d,
+                          .batch = 1,
+                          .beta = 1,
+                          .c_grad = true};
     k->gemm(e->ks, &weight, dlogits, full_norm(e), e->head.grad);
     /* Part i holds columns [i w, (i + 1) w) of the input's gradient: what rank i keeps of the sum. */
     void *parts = exchange(e, dn);
-    struct gemm input = {.m = p->T, .n = e->w, .k = columns, .lda = columns, .ldb = p->d, .ldc = e->w,
-                         .batch = p->tp, .stride_b = e->w, .stride_c = p->T * e->w};
+    struct gemm input = {.m = p->T,
+                         .n = e->w,
+                         .k = columns,
+                         .lda = columns,
+                         .ldb = p->d,
+                         .ldc = e->w,
+                         .batch = p->tp,
+                         .stride_b = e->w,
+                         .stride_c = p->T * e->w};
     k->gemm(e->ks, &input, dlogits, e->head.weight, parts);
     int rc = comm_reduce_scatter(&e->comms->tp, e->ks, parts, dn, p->T * e->w, k->act, "head input gradient", err);
     if (rc)

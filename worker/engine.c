@@ -82,11 +82,20 @@ static void describe(struct engine *e)
     e->w = p->d / p->tp;
     e->wk = p->hk * p->e / p->tp;
     e->fw = p->f / p->tp;
-    e->attention = (struct attention){.b = p->micro_batch, .s = p->s, .h = p->h / p->tp, .hk = p->hk / p->tp,
-                                      .e = p->e, .ldq = e->w, .ldk = e->wk, .ldv = e->wk, .ldo = e->w};
+    e->attention = (struct attention){.b = p->micro_batch,
+                                      .s = p->s,
+                                      .h = p->h / p->tp,
+                                      .hk = p->hk / p->tp,
+                                      .e = p->e,
+                                      .ldq = e->w,
+                                      .ldk = e->wk,
+                                      .ldv = e->wk,
+                                      .ldo = e->w};
     size_t forward = e->k->attention_workspace(&e->attention, false);
     size_t backward = e->k->attention_workspace(&e->attention, true);
-    e->backend = (struct plan_backend){.act = e->k->act, .stat = e->k->stat, .grad = e->k->grad,
+    e->backend = (struct plan_backend){.act = e->k->act,
+                                       .stat = e->k->stat,
+                                       .grad = e->k->grad,
                                        .attention_workspace = (int64_t)(forward > backward ? forward : backward)};
     plan_arena(p, &e->backend, &e->places);
 }

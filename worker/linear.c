@@ -11,8 +11,8 @@ void down_backward(struct engine *e, int64_t n, int64_t k, const struct param *a
                    void *dx)
 {
     int64_t T = e->plan->T;
-    struct gemm weight = {.m = n, .n = k, .k = T, .trans_a = true, .lda = n, .ldb = k, .ldc = k, .batch = 1,
-                          .beta = 1, .c_grad = true};
+    struct gemm weight = {
+        .m = n, .n = k, .k = T, .trans_a = true, .lda = n, .ldb = k, .ldc = k, .batch = 1, .beta = 1, .c_grad = true};
     e->k->gemm(e->ks, &weight, dh, x, a->grad);
     struct gemm input = {.m = T, .n = k, .k = n, .lda = n, .ldb = k, .ldc = k, .batch = 1};
     e->k->gemm(e->ks, &input, dh, a->weight, dx);
@@ -21,20 +21,47 @@ void down_backward(struct engine *e, int64_t n, int64_t k, const struct param *a
 void up_forward(struct engine *e, const struct up *u, const struct param *b, const void *z, void *y)
 {
     int64_t T = e->plan->T;
-    struct gemm g = {.m = T, .n = u->out, .k = u->r, .trans_b = true, .lda = u->ldz, .ldb = u->r, .ldc = u->out,
-                     .batch = u->batch, .stride_a = u->r, .stride_b = u->out * u->r, .stride_c = T * u->out};
+    struct gemm g = {.m = T,
+                     .n = u->out,
+                     .k = u->r,
+                     .trans_b = true,
+                     .lda = u->ldz,
+                     .ldb = u->r,
+                     .ldc = u->out,
+                     .batch = u->batch,
+                     .stride_a = u->r,
+                     .stride_b = u->out * u->r,
+                     .stride_c = T * u->out};
     e->k->gemm(e->ks, &g, z, b->weight, y);
 }
 
 void up_backward(struct engine *e, const struct up *u, const struct param *b, const void *z, const void *dy, void *dz)
 {
     int64_t T = e->plan->T;
-    struct gemm weight = {.m = u->out, .n = u->r, .k = T, .trans_a = true, .lda = u->out, .ldb = u->ldz, .ldc = u->r,
-                          .batch = u->batch, .stride_a = T * u->out, .stride_b = u->r, .stride_c = u->out * u->r,
-                          .beta = 1, .c_grad = true};
+    struct gemm weight = {.m = u->out,
+                          .n = u->r,
+                          .k = T,
+                          .trans_a = true,
+                          .lda = u->out,
+                          .ldb = u->ldz,
+                          .ldc = u->r,
+                          .batch = u->batch,
+                          .stride_a = T * u->out,
+                          .stride_b = u->r,
+                          .stride_c = u->out * u->r,
+                          .beta = 1,
+                          .c_grad = true};
     e->k->gemm(e->ks, &weight, dy, z, b->grad);
-    struct gemm latent = {.m = T, .n = u->r, .k = u->out, .lda = u->out, .ldb = u->r, .ldc = u->ldz,
-                          .batch = u->batch, .stride_a = T * u->out, .stride_b = u->out * u->r, .stride_c = u->r};
+    struct gemm latent = {.m = T,
+                          .n = u->r,
+                          .k = u->out,
+                          .lda = u->out,
+                          .ldb = u->r,
+                          .ldc = u->ldz,
+                          .batch = u->batch,
+                          .stride_a = T * u->out,
+                          .stride_b = u->out * u->r,
+                          .stride_c = u->r};
     e->k->gemm(e->ks, &latent, dy, b->weight, dz);
 }
 

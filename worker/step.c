@@ -164,8 +164,7 @@ static int read_sums(struct engine *e, double *loss_sum, double *tokens, struct 
     return ERR_OK;
 }
 
-int engine_eval(struct engine *e, const struct micro_batch *micro, double *loss_sum, double *tokens,
-                struct error *err)
+int engine_eval(struct engine *e, const struct micro_batch *micro, double *loss_sum, double *tokens, struct error *err)
 {
     double *sums = engine_buffer(e, BUF_EVAL, 0);
     e->k->zero(e->ks, sums, sizeof e->host.eval);

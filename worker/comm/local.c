@@ -6,6 +6,7 @@
  * the buffers belong to their ranks again. An abort ends waits at the first
  * meeting only: past it all ranks are inside the call, so none can be missing,
  * and none may leave while another still reads its buffer. */
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -71,7 +72,8 @@ int local_world_create(int world, int tp, struct local_world **out, struct error
 {
     *out = NULL;
     if (world < 1 || world > MAX_RANKS || tp < 1 || world % tp)
-        return error_set(err, ERR_INVALID, "a local world of %d ranks (of at most %d) cannot hold tp groups of %d", world, MAX_RANKS, tp);
+        return error_set(err, ERR_INVALID, "a local world of %d ranks (of at most %d) cannot hold tp groups of %d",
+                         world, MAX_RANKS, tp);
     struct local_world *w = calloc(1, sizeof *w);
     int groups = world / tp, rc = ERR_NOMEM;
     if (w && (w->tp_groups = calloc((size_t)groups, sizeof *w->tp_groups))) {
@@ -170,36 +172,38 @@ static void close_call(struct comm *c)
     meet(c->state, false);
 }
 
-/* A NaN wins a maximum, so that it is seen. */
-#define REDUCE(type) \
-    do { \
-        type acc[BLOCK]; \
-        for (int64_t i = 0; i < n; i++) \
-            acc[i] = ((const type *)in[0])[at + i]; \
-        for (int r = 1; r < ranks; r++) { \
-            const type *x = (const type *)in[r] + at; \
-            if (op == COMM_SUM) \
-                for (int64_t i = 0; i < n; i++) \
-                    acc[i] += x[i]; \
-            else \
-                for (int64_t i = 0; i < n; i++) \
-                    acc[i] = x[i] > acc[i] || x[i] != x[i] ? x[i] : acc[i]; \
-        } \
-        for (int r = 0; r < outs; r++) \
-            memcpy((type *)out[r] + (outs > 1 ? at : at - from), acc, (size_t)n * sizeof(type)); \
-    } while (0)
+/* acc[0, n) with x[0, n); a NaN wins a maximum, so that it is seen. */
+#define COMBINE(type)                                                                \
+    static void combine_##type(enum comm_op op, type *acc, const type *x, int64_t n) \
+    {                                                                                \
+        for (int64_t i = 0; i < n; i++) {                                            \
+            if (op == COMM_SUM)                                                      \
+                acc[i] += x[i];                                                      \
+            else if (x[i] > acc[i] || isnan(x[i]))                                   \
+                acc[i] = x[i];                                                       \
+        }                                                                            \
+    }
+COMBINE(float)
+COMBINE(double)
 
-/* Elements [from, to) of every `in`, reduced in rank order, into the same place of every `out`
- * (several outs) or to the start of the only one. */
+/* Elements [from, to) of every `in`, reduced in rank order, to the start of every `out`. */
 static void reduce(enum dtype dtype, enum comm_op op, int ranks, const void *const *in, int outs, void *const *out,
                    int64_t from, int64_t to)
 {
+    size_t size = dtype_size(dtype);
+    double acc[BLOCK]; /* of either type */
     for (int64_t at = from; at < to; at += BLOCK) {
         int64_t n = to - at < BLOCK ? to - at : BLOCK;
-        if (dtype == DTYPE_F64)
-            REDUCE(double);
-        else
-            REDUCE(float);
+        memcpy(acc, (const char *)in[0] + (size_t)at * size, (size_t)n * size);
+        for (int r = 1; r < ranks; r++) {
+            const char *x = (const char *)in[r] + (size_t)at * size;
+            if (dtype == DTYPE_F64)
+                combine_double(op, acc, (const double *)x, n);
+            else
+                combine_float(op, (float *)acc, (const float *)x, n);
+        }
+        for (int r = 0; r < outs; r++)
+            memcpy((char *)out[r] + (size_t)(at - from) * size, acc, (size_t)n * size);
     }
 }
 
@@ -224,12 +228,15 @@ static int local_all_reduce(struct comm *c, struct kstream *ks, const struct com
         return rc;
     /* Each rank reduces its own range and writes it to everyone: no one else touches that range. */
     for (int i = 0; i < n; i++) {
-        void *data[MAX_RANKS];
-        for (int r = 0; r < g->size; r++)
-            data[r] = g->offers[r].segments[i].data;
-        int64_t count = segments[i].count;
-        reduce(segments[i].dtype, op, g->size, (const void *const *)data, g->size, data, count * c->rank / g->size,
-               count * (c->rank + 1) / g->size);
+        const void *in[MAX_RANKS];
+        void *out[MAX_RANKS];
+        int64_t from = segments[i].count * c->rank / g->size, to = segments[i].count * (c->rank + 1) / g->size;
+        for (int r = 0; r < g->size; r++) {
+            void *data = g->offers[r].segments[i].data;
+            in[r] = data;
+            out[r] = (char *)data + (size_t)from * dtype_size(segments[i].dtype);
+        }
+        reduce(segments[i].dtype, op, g->size, in, g->size, out, from, to);
     }
     close_call(c);
     return ERR_OK;

@@ -9,7 +9,7 @@
 #include "worker/plan/internal.h"
 
 #define BIT(v) (INT64_C(1) << (v))
-#define F(v) BIT(BOOST__FACTORIZATION__VALUE__##v)
+#define F(v)   BIT(BOOST__FACTORIZATION__VALUE__##v)
 
 static const char lax[] = "latent crossing";
 static const char cluster[] = "jobs over several nodes";

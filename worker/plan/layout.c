@@ -78,11 +78,8 @@ static void check_tp(struct faults *f, const Boost__JobSpec *spec)
         int64_t value;
         bool applies;
     } widths[] = {
-        {"heads", m->heads, true},
-        {"kv_heads", spec_kv_heads(m), true},
-        {"intermediate", m->intermediate, true},
-        {"hidden", m->hidden, true},
-        {"rank", m->rank, vanilla}, /* the latent is sharded there */
+        {"heads", m->heads, true},   {"kv_heads", spec_kv_heads(m), true}, {"intermediate", m->intermediate, true},
+        {"hidden", m->hidden, true}, {"rank", m->rank, vanilla}, /* the latent is sharded there */
     };
     enum { WIDTHS = sizeof widths / sizeof widths[0] };
     int64_t all = 0;
@@ -150,14 +147,16 @@ static void check_formats(struct faults *f, const Boost__Data *d)
     if (d->format != BOOST__FORMAT__VALUE__AUTO || !d->n_train)
         return;
     Boost__Format__Value first = spec_format(d);
-    for (size_t i = 0; i < d->n_train; i++)
-        if (format_of_path(d->train[i]->path) != first)
-            faults_add(f, "set data.format", "data.train[%zu].path and data.train[0].path differ in their format by name",
-                       i);
-    for (size_t i = 0; i < d->n_eval; i++)
-        if (format_of_path(d->eval[i]->path) != first)
-            faults_add(f, "set data.format", "data.eval[%zu].path and data.train[0].path differ in their format by name",
-                       i);
+    const struct {
+        const char *list;
+        size_t n;
+        Boost__TokenFile **files;
+    } lists[] = {{"train", d->n_train, d->train}, {"eval", d->n_eval, d->eval}};
+    for (int l = 0; l < 2; l++)
+        for (size_t i = 0; i < lists[l].n; i++)
+            if (format_of_path(lists[l].files[i]->path) != first)
+                faults_add(f, "set data.format",
+                           "data.%s[%zu].path and data.train[0].path differ in their format by name", lists[l].list, i);
 }
 
 /* Explicit options that have no meaning for this job and that proto/validate leaves to the layout. */
@@ -174,7 +173,8 @@ static void check_applies(struct faults *f, const Boost__JobSpec *spec)
     if (full_rank && par->grouped == BOOST__SWITCH__VALUE__ON)
         faults_add(f, "leave parallel.grouped out", "parallel.grouped: ON applies to low-rank models only");
     if (full_rank && par->recompute == BOOST__RECOMPUTE__VALUE__LOW_RANK)
-        faults_add(f, "set parallel.recompute: LAYER", "parallel.recompute: LOW_RANK needs latents, and FULL_RANK has none");
+        faults_add(f, "set parallel.recompute: LAYER",
+                   "parallel.recompute: LOW_RANK needs latents, and FULL_RANK has none");
     if (par->zero == 1 && par->dp == 1)
         faults_add(f, "leave parallel.zero out, or raise parallel.dp",
                    "parallel.zero = 1 shards over parallel.dp, which is 1");

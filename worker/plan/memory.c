@@ -76,7 +76,7 @@ static void size_block(struct sizing *z)
     const struct {
         enum plan_buffer buffer;
         int64_t bytes;
-    } saved[] = {
+    } sizes[] = {
         {BUF_X1, residual},
         {BUF_N1, residual},
         {BUF_H_QKV, h_qkv},
@@ -96,7 +96,6 @@ static void size_block(struct sizing *z)
         {BUF_PROD, rows_of(z, fw, act)},
         {BUF_H_D, rows_of(z, r, act)},
         {BUF_Z_D, z_of * rows_of(z, r, act)},
-    }, scratch[] = {
         {BUF_Y, residual},
         {BUF_DX, residual},
         {BUF_DN, residual},
@@ -110,10 +109,8 @@ static void size_block(struct sizing *z)
         {BUF_INPUTS, rows_of(z, 1, DTYPE_I32)},
         {BUF_TARGETS, rows_of(z, 1, DTYPE_I32)},
     };
-    for (size_t i = 0; i < sizeof saved / sizeof saved[0]; i++)
-        put(z, saved[i].buffer, MEM_SAVED, saved[i].bytes);
-    for (size_t i = 0; i < sizeof scratch / sizeof scratch[0]; i++)
-        put(z, scratch[i].buffer, MEM_SCRATCH, scratch[i].bytes);
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+        put(z, sizes[i].buffer, sizes[i].buffer <= BUF_LAYER_LAST ? MEM_SAVED : MEM_SCRATCH, sizes[i].bytes);
 }
 
 static void size_edges(struct sizing *z)
@@ -157,8 +154,8 @@ void plan_backend_estimate(const struct plan *p, struct plan_backend *out)
      * tiles of 64 rows of scores. */
     enum { PAIRS = 64, TILE_ROWS = 64 };
     int64_t pairs = mul(p->micro_batch, p->hk / p->tp);
-    out->attention_workspace = mul((pairs < PAIRS ? pairs : PAIRS) * 2 * TILE_ROWS,
-                                   mul(p->s + 1, (int64_t)dtype_size(t)));
+    out->attention_workspace =
+        mul((pairs < PAIRS ? pairs : PAIRS) * 2 * TILE_ROWS, mul(p->s + 1, (int64_t)dtype_size(t)));
 }
 
 void plan_memory(const struct plan *p, const struct plan_backend *b, struct plan_memory *out)

@@ -14,6 +14,7 @@ struct entry {
     const char *name;
     bool first_of_group; /* starts on an aligned offset; the rest of a group follows without a gap */
 };
+/* clang-format off */
 static const struct entry layer_entries[] = {
     {ROLE_GAIN, PROJ_Q, "norm1", true},
     {ROLE_DOWN, PROJ_Q, "q.A", true},
@@ -32,6 +33,7 @@ static const struct entry layer_entries[] = {
     {ROLE_DOWN, PROJ_DOWN, "down.A", true},
     {ROLE_UP, PROJ_DOWN, "down.B", true},
 };
+/* clang-format on */
 enum { PER_LAYER = sizeof layer_entries / sizeof layer_entries[0], ELEMENT_ALIGN = 128 };
 
 /* Width of the dense layer that a pair stands for. */

@@ -64,14 +64,14 @@ enum plan_projection { PROJ_Q, PROJ_K, PROJ_V, PROJ_O, PROJ_GATE, PROJ_UP, PROJ_
 struct plan_tensor {
     char name[PLAN_NAME_MAX];
     enum plan_role role;
-    int layer;      /* -1 outside the blocks */
-    int projection; /* enum plan_projection; of a gain the first one behind it (Q, GATE); -1 outside the blocks */
-    int64_t rows, cols;             /* global; a gain is [1, d] */
+    int layer;          /* -1 outside the blocks */
+    int projection;     /* enum plan_projection; of a gain the first one behind it (Q, GATE); -1 outside the blocks */
+    int64_t rows, cols; /* global; a gain is [1, d] */
     int64_t row0, col0, nrows, ncols; /* this rank's slice; a rank with only padded vocabulary has no rows */
-    int64_t offset; /* of the slice, in elements, in every parameter-shaped buffer of this rank */
-    double init_std; /* normal(0, std); gains: 0 = all ones */
-    bool decay;      /* weight decay applies */
-    bool counted;    /* this rank counts it in the global norm and writes it in checkpoints */
+    int64_t offset;                   /* of the slice, in elements, in every parameter-shaped buffer of this rank */
+    double init_std;                  /* normal(0, std); gains: 0 = all ones */
+    bool decay;                       /* weight decay applies */
+    bool counted;                     /* this rank counts it in the global norm and writes it in checkpoints */
 };
 int64_t plan_tensor_count(const struct plan *p);
 /* i in canonical order: embedding; per layer norm1 q.A k.A v.A q.B k.B v.B o.A o.B norm2 gate.A up.A
@@ -103,7 +103,16 @@ void plan_comm_counts(const struct plan *p, struct plan_comm_counts *out);
 
 /* ---- memory ------------------------------------------------------------------ */
 
-enum plan_memory_category { MEM_WEIGHTS, MEM_MASTER, MEM_GRADS, MEM_MOMENTS, MEM_SAVED, MEM_SCRATCH, MEM_HEAD, MEM_COUNT };
+enum plan_memory_category {
+    MEM_WEIGHTS,
+    MEM_MASTER,
+    MEM_GRADS,
+    MEM_MOMENTS,
+    MEM_SAVED,
+    MEM_SCRATCH,
+    MEM_HEAD,
+    MEM_COUNT
+};
 /* Bytes of one rank's arena by category: exactly what the engine lays out. */
 struct plan_memory {
     int64_t bytes[MEM_COUNT];

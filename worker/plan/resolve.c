@@ -11,9 +11,9 @@ enum { RESOLVE_ARENA = 8 * LIMIT_JOB_FILE, MICRO_BATCH_UNKNOWN_MEMORY = 8 };
 /* Presence last: a value may be worked out from the field's absence. */
 #define SET(message, field, val) ((message)->field = (val), (message)->has_##field = 1)
 #define RESOLVE(message, field, auto_value, val) \
-    do { \
-        if ((message)->field == (auto_value)) \
-            SET(message, field, val); \
+    do {                                         \
+        if ((message)->field == (auto_value))    \
+            SET(message, field, val);            \
     } while (0)
 
 /* Everything but the micro-batch. `s` has all sub-messages. */
@@ -85,8 +85,8 @@ static int resolve_micro_batch(Boost__JobSpec *s, const struct plan_machine *mac
     int count = given ? 1 : divisors_down(par->global_batch / par->dp, tries);
     int64_t need = 0;
     for (int i = 0; i < count; i++) {
-        if (!given && ((!limit && tries[i] > MICRO_BATCH_UNKNOWN_MEMORY) ||
-                       (int64_t)tries[i] * s->data->seq_len > INT32_MAX))
+        if (!given &&
+            ((!limit && tries[i] > MICRO_BATCH_UNKNOWN_MEMORY) || (int64_t)tries[i] * s->data->seq_len > INT32_MAX))
             continue;
         SET(par, micro_batch, tries[i]);
         need = limit ? rank_bytes(s) : 0;

@@ -86,7 +86,7 @@ Boost__Strategy__Value spec_strategy(const Boost__JobSpec *s)
     if (par->has_strategy)
         return par->strategy;
     return spec_model(s)->factorization == BOOST__FACTORIZATION__VALUE__FULL_RANK ? BOOST__STRATEGY__VALUE__FULL
-                                                                                 : BOOST__STRATEGY__VALUE__BTP;
+                                                                                  : BOOST__STRATEGY__VALUE__BTP;
 }
 
 Boost__Format__Value format_of_path(const char *path)

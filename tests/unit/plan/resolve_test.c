@@ -19,8 +19,7 @@ static void nothing_left_open(const ProtobufCMessage *m)
     for (unsigned i = 0; i < m->descriptor->n_fields; i++) {
         const ProtobufCFieldDescriptor *f = &m->descriptor->fields[i];
         size_t n = reflect_count(m, f);
-        if (f->label != PROTOBUF_C_LABEL_REPEATED && !n &&
-            (f->type == PROTOBUF_C_TYPE_MESSAGE || f->default_value))
+        if (f->label != PROTOBUF_C_LABEL_REPEATED && !n && (f->type == PROTOBUF_C_TYPE_MESSAGE || f->default_value))
             fail_msg("%s is still absent", f->name);
         for (size_t k = 0; k < n; k++) {
             void *at = reflect_get(m, f, k);

@@ -40,33 +40,35 @@ static void proto_faults_come_first(void **state)
     refused(&j, ERR_INVALID, "model.rank", "");
 }
 
-#define CHANGE(code, message, hint, ...) \
-    do { \
-        struct job j; \
-        job_open(&j); \
-        Boost__JobSpec *spec = j.spec; \
-        Boost__Model *model = spec->model; \
+#define CHANGE(code, message, hint, ...)            \
+    do {                                            \
+        struct job j;                               \
+        job_open(&j);                               \
+        Boost__JobSpec *spec = j.spec;              \
+        Boost__Model *model = spec->model;          \
         Boost__Parallel *parallel = spec->parallel; \
-        (void)model; \
-        (void)parallel; \
-        __VA_ARGS__; \
-        refused(&j, code, message, hint); \
+        (void)model;                                \
+        (void)parallel;                             \
+        __VA_ARGS__;                                \
+        refused(&j, code, message, hint);           \
     } while (0)
 
 static void layout_names_legal_values(void **state)
 {
     (void)state;
     CHANGE(ERR_INVALID, "model.heads = 6 is not divisible by parallel.tp = 4; legal tp here: 1, 2, 3, 6",
-           "set parallel.tp to one of 1, 2, 3, 6, or model.heads: 4 or 8", parallel->tp = 4; model->kv_heads = 6);
-    CHANGE(ERR_INVALID, "model.kv_heads = 2 is not divisible by parallel.tp = 3; legal tp here: 1, 2", "model.kv_heads: 3",
-           parallel->tp = 3);
+           "set parallel.tp to one of 1, 2, 3, 6, or model.heads: 4 or 8", parallel->tp = 4;
+           model->kv_heads = 6);
+    CHANGE(ERR_INVALID, "model.kv_heads = 2 is not divisible by parallel.tp = 3; legal tp here: 1, 2",
+           "model.kv_heads: 3", parallel->tp = 3);
     CHANGE(ERR_INVALID, "model.intermediate = 37 is not divisible by parallel.tp = 2; legal tp here: 1",
            "model.intermediate: 36 or 38", model->intermediate = 37);
     CHANGE(ERR_INVALID, "parallel.global_batch = 12 is not a multiple of parallel.micro_batch * parallel.dp = 5 * 1",
-           "10 or 15", parallel->has_micro_batch = 1; parallel->micro_batch = 5);
+           "10 or 15", parallel->has_micro_batch = 1;
+           parallel->micro_batch = 5);
     CHANGE(ERR_INVALID, "is odd", "even", model->heads = model->kv_heads = 8; parallel->tp = 1);
-    CHANGE(ERR_INVALID, "above 2147483647", "lower", parallel->global_batch = 100000;
-           parallel->has_micro_batch = 1; parallel->micro_batch = 100000; spec->data->seq_len = 1 << 20);
+    CHANGE(ERR_INVALID, "above 2147483647", "lower", parallel->global_batch = 100000; parallel->has_micro_batch = 1;
+           parallel->micro_batch = 100000; spec->data->seq_len = 1 << 20);
     struct job j;
     job_open(&j);
     Boost__Resources res = BOOST__RESOURCES__INIT;
@@ -80,7 +82,8 @@ static void layout_reports_every_fault(void **state)
 {
     (void)state;
     CHANGE(ERR_INVALID, "model.kv_heads = 2 is not divisible by parallel.tp = 4; legal tp here: 1, 2; model.inter", "",
-           parallel->tp = 4; model->intermediate = 38);
+           parallel->tp = 4;
+           model->intermediate = 38);
 }
 
 static void options_that_do_not_apply(void **state)
@@ -97,8 +100,9 @@ static void options_that_do_not_apply(void **state)
 static void unbuilt_things_are_named(void **state)
 {
     (void)state;
-    CHANGE(ERR_UNSUPPORTED, "parallel.pp = 2 is not built in this version (pipeline parallelism)",
-           "set parallel.pp: 1", parallel->has_pp = 1; parallel->pp = 2);
+    CHANGE(ERR_UNSUPPORTED, "parallel.pp = 2 is not built in this version (pipeline parallelism)", "set parallel.pp: 1",
+           parallel->has_pp = 1;
+           parallel->pp = 2);
     CHANGE(ERR_UNSUPPORTED, "parallel.dp = 2", "set parallel.dp: 1", parallel->has_dp = 1; parallel->dp = 2);
     CHANGE(ERR_UNSUPPORTED, "model.factorization = LAX", "SVD or COLA",
            model->factorization = BOOST__FACTORIZATION__VALUE__LAX);
@@ -107,16 +111,19 @@ static void unbuilt_things_are_named(void **state)
     CHANGE(ERR_UNSUPPORTED, "parallel.norm = SYNC", "AUTO or ONLINE", parallel->has_norm = 1;
            parallel->norm = BOOST__NORM__VALUE__SYNC);
     CHANGE(ERR_UNSUPPORTED, "parallel.deterministic = false", "set parallel.deterministic: true",
-           parallel->has_deterministic = 1; parallel->deterministic = 0);
+           parallel->has_deterministic = 1;
+           parallel->deterministic = 0);
     CHANGE(ERR_UNSUPPORTED, "parallel.overlap = ON", "AUTO or OFF", parallel->has_overlap = 1;
            parallel->overlap = BOOST__SWITCH__VALUE__ON);
     CHANGE(ERR_UNSUPPORTED, "run.precision = BF16", "FP32", spec->run->has_precision = 1;
            spec->run->precision = BOOST__PRECISION__VALUE__BF16);
     CHANGE(ERR_UNSUPPORTED, "data.train[0].weight = 2", "set data.train[0].weight: 1",
-           spec->data->train[0]->has_weight = 1; spec->data->train[0]->weight = 2);
+           spec->data->train[0]->has_weight = 1;
+           spec->data->train[0]->weight = 2);
     CHANGE(ERR_UNSUPPORTED, "data.train[0].path = \"s3://b/x\"", "path of this machine",
            spec->data->train[0]->path = (char *)"s3://b/x");
-    CHANGE(ERR_UNSUPPORTED, "for LLMC by its name", "TEXT, U16 or U32", spec->data->train[0]->path = (char *)"/x/t.bin");
+    CHANGE(ERR_UNSUPPORTED, "for LLMC by its name", "TEXT, U16 or U32",
+           spec->data->train[0]->path = (char *)"/x/t.bin");
     CHANGE(ERR_UNSUPPORTED, "checkpoint.mirror", "leave checkpoint.mirror out",
            spec->checkpoint->mirror = (char *)"s3://b/p");
     struct job j;
@@ -164,9 +171,9 @@ static void table_covers_every_field(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(minimal_job_is_valid),       cmocka_unit_test(proto_faults_come_first),
-        cmocka_unit_test(layout_names_legal_values),  cmocka_unit_test(layout_reports_every_fault),
-        cmocka_unit_test(options_that_do_not_apply),  cmocka_unit_test(unbuilt_things_are_named),
+        cmocka_unit_test(minimal_job_is_valid),      cmocka_unit_test(proto_faults_come_first),
+        cmocka_unit_test(layout_names_legal_values), cmocka_unit_test(layout_reports_every_fault),
+        cmocka_unit_test(options_that_do_not_apply), cmocka_unit_test(unbuilt_things_are_named),
         cmocka_unit_test(table_covers_every_field),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

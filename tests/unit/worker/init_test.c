@@ -140,8 +140,8 @@ static void tensors_have_their_spread(void **state)
         if (p->role == ROLE_EMBEDDING || p->role == ROLE_HEAD)
             assert_true(p->init_std == 0.02);
         else /* the product of a pair has entries of variance 1/(in + out) */
-            assert_true(fabs(c.r * pow(p->init_std, 4) *
-                                 (double)(p->projection >= PROJ_GATE ? c.d + c.f : c.d + c.d) - 1) < 1e-12);
+            assert_true(fabs(c.r * pow(p->init_std, 4) * (double)(p->projection >= PROJ_GATE ? c.d + c.f : c.d + c.d) -
+                             1) < 1e-12);
         assert_true(fabs(square / pow(p->init_std, 2) - 1) < 5 * sqrt(2.0 / (double)n));
     }
     free_model(&m);

@@ -144,8 +144,21 @@ static void check(const char *name, bool fp64, int tp, double bound)
 {
     struct golden g;
     load(name, &g);
-    struct tiny c = {.svd = g.svd, .tied = g.tied, .mlp_silu = g.mlp_silu, .fp64 = fp64, .d = g.d, .f = g.f, .r = g.r,
-                     .L = g.L, .h = g.h, .hk = g.hk, .V = g.V, .s = g.s, .micro = g.b, .global = g.b, .tp = tp,
+    struct tiny c = {.svd = g.svd,
+                     .tied = g.tied,
+                     .mlp_silu = g.mlp_silu,
+                     .fp64 = fp64,
+                     .d = g.d,
+                     .f = g.f,
+                     .r = g.r,
+                     .L = g.L,
+                     .h = g.h,
+                     .hk = g.hk,
+                     .V = g.V,
+                     .s = g.s,
+                     .micro = g.b,
+                     .global = g.b,
+                     .tp = tp,
                      .lr = 1e-3};
     struct plan p;
     tiny_plan(&c, &p);

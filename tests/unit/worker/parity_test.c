@@ -219,12 +219,30 @@ static void accumulation_is_a_larger_batch(void **state)
     }
 }
 
+/* The CPU is always deterministic: the same job again gives the same bits, whatever the threads and ranks. */
+static void runs_repeat_bit_for_bit(void **state)
+{
+    (void)state;
+    struct tiny c = config(0, false);
+    for (c.tp = 1; c.tp <= 2; c.tp++) {
+        struct curve first, again;
+        struct plan p;
+        tiny_plan(&c, &p);
+        first = again = (struct curve){.c = c};
+        tiny_run(&p, 2, train, &first, NULL);
+        tiny_run(&p, 2, train, &again, NULL);
+        assert_memory_equal(first.loss, again.loss, sizeof first.loss);
+        assert_memory_equal(first.norm, again.norm, sizeof first.norm);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fp64_any_degree),
         cmocka_unit_test(fp32_any_degree),
         cmocka_unit_test(accumulation_is_a_larger_batch),
+        cmocka_unit_test(runs_repeat_bit_for_bit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

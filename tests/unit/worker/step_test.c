@@ -48,9 +48,9 @@ static bool equal(const struct snapshot *a, const struct snapshot *b)
 
 /* ---- helpers of the bodies, which run in the ranks' threads ---- */
 
-#define REQUIRE(condition) \
-    do { \
-        if (!(condition)) \
+#define REQUIRE(condition)                                                            \
+    do {                                                                              \
+        if (!(condition))                                                             \
             return error_set(err, ERR_INTERNAL, "line %d: %s", __LINE__, #condition); \
     } while (0)
 
@@ -161,8 +161,8 @@ static int votes(struct engine *e, int rank, void *arg, struct error *err)
     micro[0] = micro[1] = b.micro;
     int rc = engine_init_weights(e, err);
     for (int s = 0; s < 4 && !rc; s++) {
-        struct step_request request = {.lr = 1e-3, .stop = s == 1 && rank == 1, .checkpoint = s == 2 && rank == 0,
-                                       .busy = s == 3};
+        struct step_request request = {
+            .lr = 1e-3, .stop = s == 1 && rank == 1, .checkpoint = s == 2 && rank == 0, .busy = s == 3};
         struct step_result result;
         rc = engine_step(e, micro, &request, &result, count_progress, &progress, err);
         if (rc)

@@ -27,8 +27,22 @@ struct tiny {
 };
 
 static const struct tiny tiny_default = {
-    .fp64 = true, .d = 8, .f = 12, .r = 3, .L = 2, .h = 4, .hk = 4, .V = 20, .s = 6, .micro = 2, .global = 2,
-    .tp = 1, .lr = 3e-3, .clip = 1, .decay = 0.01, .seed = 1,
+    .fp64 = true,
+    .d = 8,
+    .f = 12,
+    .r = 3,
+    .L = 2,
+    .h = 4,
+    .hk = 4,
+    .V = 20,
+    .s = 6,
+    .micro = 2,
+    .global = 2,
+    .tp = 1,
+    .lr = 3e-3,
+    .clip = 1,
+    .decay = 0.01,
+    .seed = 1,
 };
 
 /* Through the real path: a spec, resolved, planned. */
@@ -131,8 +145,8 @@ static inline void tiny_run(const struct plan *plan, int threads,
         fail_msg("%s", err.message);
     struct tiny_rank *ranks = calloc((size_t)plan->world, sizeof *ranks);
     for (int i = 0; i < plan->world; i++) {
-        ranks[i] = (struct tiny_rank){.plan = plan, .world = world, .rank = i, .threads = threads, .body = body,
-                                      .arg = arg};
+        ranks[i] =
+            (struct tiny_rank){.plan = plan, .world = world, .rank = i, .threads = threads, .body = body, .arg = arg};
         pthread_create(&ranks[i].thread, NULL, tiny_rank_main, &ranks[i]);
     }
     char text[1024] = "";
