@@ -59,13 +59,13 @@ enum latent_act { LATENT_IDENTITY, LATENT_SILU };
 /* The agreement of a step, one world all-reduce (SUM) of 8 fp64, and what follows
  * from it. Lives in device memory; the host uploads what is marked (host). */
 enum agreement_slot {
-    AGREE_LOSS,      /* sum of the token losses                                 */
-    AGREE_TOKENS,    /* unmasked tokens                                         */
-    AGREE_SQUARES,   /* sum of squared gradients (of the loss SUM) owned by this rank */
-    AGREE_NONFINITE, /* > 0: some gradient or loss is not finite                */
-    AGREE_STOP,      /* > 0: some rank was asked to stop (host)                 */
+    AGREE_LOSS,       /* sum of the token losses                                 */
+    AGREE_TOKENS,     /* unmasked tokens                                         */
+    AGREE_SQUARES,    /* sum of squared gradients (of the loss SUM) owned by this rank */
+    AGREE_NONFINITE,  /* > 0: some gradient or loss is not finite                */
+    AGREE_STOP,       /* > 0: some rank was asked to stop (host)                 */
     AGREE_CHECKPOINT, /* > 0: a checkpoint is due (host)                        */
-    AGREE_BUSY,      /* > 0: some rank's checkpoint writer is still busy (host) */
+    AGREE_BUSY,       /* > 0: some rank's checkpoint writer is still busy (host) */
     AGREE_SPARE,
     AGREE_SLOTS
 };
@@ -74,9 +74,9 @@ struct step_block {
     double lr;     /* (host) */
     double adam_t; /* updates applied so far; moved by step_finish, not by a skipped step */
     /* written by step_finish */
-    double grad_norm;  /* of the mean loss: sqrt(SQUARES) / TOKENS */
-    double grad_scale; /* what adamw multiplies a gradient by: clip / TOKENS */
-    double skip;       /* 1: this update does not happen */
+    double grad_norm;    /* of the mean loss: sqrt(SQUARES) / TOKENS */
+    double grad_scale;   /* what adamw multiplies a gradient by: clip / TOKENS */
+    double skip;         /* 1: this update does not happen */
     double bias1, bias2; /* 1 - beta^adam_t */
 };
 
@@ -123,8 +123,8 @@ struct kernels {
     void (*residual_gain)(struct kstream *ks, int64_t T, int64_t w, const void *x, const void *y, const void *gain,
                           void *x_out, void *n, void *S);
     /* R[T] stat = (S/d + eps)^-1/2; n = R * x * gain. The plain norm behind the last block. */
-    void (*norm_apply)(struct kstream *ks, int64_t T, int64_t w, int64_t d, double eps, const void *x,
-                       const void *gain, const void *S, void *R, void *n);
+    void (*norm_apply)(struct kstream *ks, int64_t T, int64_t w, int64_t d, double eps, const void *x, const void *gain,
+                       const void *S, void *R, void *n);
     /* Backward of both: with u = dn * (R or 1 when R is NULL):
      *   dx += u * gain - k * x  (dx = when !accumulate);   dgain[w] grad += sum over rows of x * u.
      * k[T] stat is (R^2/d) c with c = <dY, Y> over the latents, or from cross-entropy for the last norm. */

@@ -34,20 +34,31 @@ static uint16_t bf16_from_double(double x)
 static double load(enum dtype t, const void *p, int64_t i)
 {
     switch (t) {
-    case DTYPE_F32: return ((const float *)p)[i];
-    case DTYPE_F64: return ((const double *)p)[i];
-    case DTYPE_BF16: return bf16_to_double(((const uint16_t *)p)[i]);
-    default: return 0;
+    case DTYPE_F32:
+        return ((const float *)p)[i];
+    case DTYPE_F64:
+        return ((const double *)p)[i];
+    case DTYPE_BF16:
+        return bf16_to_double(((const uint16_t *)p)[i]);
+    default:
+        return 0;
     }
 }
 
 static void store(enum dtype t, void *p, int64_t i, double value)
 {
     switch (t) {
-    case DTYPE_F32: ((float *)p)[i] = (float)value; break;
-    case DTYPE_F64: ((double *)p)[i] = value; break;
-    case DTYPE_BF16: ((uint16_t *)p)[i] = bf16_from_double(value); break;
-    default: break;
+    case DTYPE_F32:
+        ((float *)p)[i] = (float)value;
+        break;
+    case DTYPE_F64:
+        ((double *)p)[i] = value;
+        break;
+    case DTYPE_BF16:
+        ((uint16_t *)p)[i] = bf16_from_double(value);
+        break;
+    default:
+        break;
     }
 }
 

@@ -34,12 +34,12 @@ void fp32_interleave(struct kstream *ks, int parts, int64_t T, int64_t w, const 
 
 void fp32_residual_gain(struct kstream *ks, int64_t T, int64_t w, const void *x, const void *y, const void *gain,
                         void *x_out, void *n, void *S);
-void fp32_norm_apply(struct kstream *ks, int64_t T, int64_t w, int64_t d, double eps, const void *x,
-                     const void *gain, const void *S, void *R, void *n);
+void fp32_norm_apply(struct kstream *ks, int64_t T, int64_t w, int64_t d, double eps, const void *x, const void *gain,
+                     const void *S, void *R, void *n);
 void fp32_gain_backward(struct kstream *ks, int64_t T, int64_t w, const void *x, const void *gain, const void *R,
                         const void *k, const void *dn, bool accumulate, void *dx, void *dgain);
-void fp32_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act,
-                         void *H, const void *S, void *R, void *z);
+void fp32_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act, void *H,
+                         const void *S, void *R, void *z);
 void fp32_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act, const void *Y,
                           const void *R, void *dz, void *k);
 void fp32_norm_k(struct kstream *ks, int64_t T, int64_t d, const void *R, const void *c, void *k);
@@ -47,15 +47,15 @@ void fp32_norm_k(struct kstream *ks, int64_t T, int64_t d, const void *R, const 
 void fp32_rope(struct kstream *ks, int64_t T, int64_t s, int64_t heads, int64_t e, int64_t ld, double theta,
                bool inverse, void *x);
 size_t fp32_attention_workspace(const struct attention *a, bool backward);
-void fp32_attention_forward(struct kstream *ks, const struct attention *a, const void *q, const void *k,
-                            const void *v, void *o, void *lse, void *workspace);
-void fp32_attention_backward(struct kstream *ks, const struct attention *a, const void *q, const void *k,
-                             const void *v, const void *o, const void *lse, const void *d_o, void *dq, void *dk,
-                             void *dv, void *workspace);
+void fp32_attention_forward(struct kstream *ks, const struct attention *a, const void *q, const void *k, const void *v,
+                            void *o, void *lse, void *workspace);
+void fp32_attention_backward(struct kstream *ks, const struct attention *a, const void *q, const void *k, const void *v,
+                             const void *o, const void *lse, const void *d_o, void *dq, void *dk, void *dv,
+                             void *workspace);
 
 void fp32_glu_forward(struct kstream *ks, int64_t n, bool silu, const void *gate, const void *up, void *out);
-void fp32_glu_backward(struct kstream *ks, int64_t n, bool silu, const void *gate, const void *up,
-                       const void *dout, void *dgate, void *dup);
+void fp32_glu_backward(struct kstream *ks, int64_t n, bool silu, const void *gate, const void *up, const void *dout,
+                       void *dgate, void *dup);
 
 void fp32_ce_max(struct kstream *ks, int64_t T, int64_t ld, int64_t valid, const void *logits, void *m);
 void fp32_ce_sums(struct kstream *ks, int64_t T, int64_t ld, int64_t valid, int64_t first, const void *logits,

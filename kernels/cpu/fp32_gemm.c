@@ -14,10 +14,9 @@ void fp32_gemm(struct kstream *ks, const struct gemm *g, const void *a, const vo
     if (before != ks->threads)
         omp_set_num_threads(ks->threads);
     for (int p = 0; p < g->batch; p++) {
-        dnnl_status_t status =
-            dnnl_sgemm(g->trans_a ? 'T' : 'N', g->trans_b ? 'T' : 'N', g->m, g->n, g->k, 1.0f,
-                       (const float *)a + p * g->stride_a, g->lda, (const float *)b + p * g->stride_b, g->ldb,
-                       (float)g->beta, (float *)c + p * g->stride_c, g->ldc);
+        dnnl_status_t status = dnnl_sgemm(
+            g->trans_a ? 'T' : 'N', g->trans_b ? 'T' : 'N', g->m, g->n, g->k, 1.0f, (const float *)a + p * g->stride_a,
+            g->lda, (const float *)b + p * g->stride_b, g->ldb, (float)g->beta, (float *)c + p * g->stride_c, g->ldc);
         if (status != dnnl_success) {
             cpu_fault(ks, ERR_INTERNAL, "dnnl_sgemm refused a product with m=%lld n=%lld k=%lld: status %d",
                       (long long)g->m, (long long)g->n, (long long)g->k, (int)status);

@@ -20,8 +20,8 @@ enum { GAIN_COLUMNS = 64, GAIN_ROWS = 64 };
 struct adamw_factors {
     float beta1, rest1, beta2, rest2; /* rest = 1 - beta, from fp64 */
     float grad_scale;
-    float step;  /* lr / bias1 */
-    float root;  /* bias2^-1/2 */
+    float step;       /* lr / bias1 */
+    float root;       /* bias2^-1/2 */
     float eps, decay; /* decay = lr * weight_decay */
 };
 
@@ -39,11 +39,18 @@ struct fp32_loops {
                           const float *R, const float *k, const float *dn, bool accumulate, float *dx, float *dgain);
     void (*latent_forward)(int64_t rows, int64_t n, float inv_d, float eps, bool silu, float *H, const float *S,
                            float *R, float *z);
-    void (*latent_backward)(int64_t rows, int64_t n, float inv_d, bool silu, const float *Y, const float *R,
-                            float *dz, float *k);
+    void (*latent_backward)(int64_t rows, int64_t n, float inv_d, bool silu, const float *Y, const float *R, float *dz,
+                            float *k);
 
     /* One token row: all heads, with the cos and sin [e/2] of its position. */
     void (*rope)(int64_t heads, int64_t e, const float *cosine, const float *sine, bool inverse, float *x);
+    /* dst [columns, ldd] := the transpose of src [rows, lds]. */
+    void (*transpose)(int64_t rows, int64_t columns, const float *src, int64_t lds, float *dst, int64_t ldd);
+    /* The products of attention, small and on operands that are in cache, where dnnl_sgemm's packing costs as much as
+     * its arithmetic: C[m, n] := scale A B (+ C when add), A(i, l) at a[i*a_row + l*a_column], B [k, ldb], C [m, ldc].
+     */
+    void (*product)(int64_t m, int64_t n, int64_t k, float scale, const float *a, int64_t a_row, int64_t a_column,
+                    const float *b, int64_t ldb, bool add, float *c, int64_t ldc);
     /* `rows` rows of scaled scores [rows, ld], row r seeing columns [0, first + r]: score := exp(score - max),
      * 0 in the rest of [0, columns); sum[r] of them and lse[r]. */
     void (*softmax)(int64_t rows, int64_t columns, int64_t ld, int64_t first, float *score, float *sum, float *lse);

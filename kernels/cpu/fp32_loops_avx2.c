@@ -5,8 +5,11 @@
 #include "kernels/cpu/fp32_loops.h"
 
 #pragma GCC target("avx2,fma")
-#define LOOPS fp32_loops_avx2
-#define ISA "avx2"
+#define LOOPS        fp32_loops_avx2
+#define ISA          "avx2"
+#define TILE_ROWS    4
+#define TILE_VECTORS 2
+#define VECTOR       8
 #include "kernels/cpu/fp32_loops.inc"
 #else
 typedef int no_avx2_here; /* a translation unit may not be empty */

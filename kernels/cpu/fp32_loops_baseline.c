@@ -3,6 +3,9 @@
 
 #include "kernels/cpu/fp32_loops.h"
 
-#define LOOPS fp32_loops_baseline
-#define ISA "baseline"
+#define LOOPS        fp32_loops_baseline
+#define ISA          "baseline"
+#define TILE_ROWS    4
+#define TILE_VECTORS 2
+#define VECTOR       4
 #include "kernels/cpu/fp32_loops.inc"

@@ -37,6 +37,6 @@ void fp32_ce_backward(struct kstream *ks, int64_t T, int64_t ld, int64_t valid, 
     int64_t step = fp32_rows(ld);
 #pragma omp parallel for num_threads(ks->threads) schedule(static) if (ks->threads > 1 && T > step)
     for (int64_t i = 0; i < T; i += step)
-        ks->loops->ce_backward(fp32_min(step, T - i), ld, valid, first, (float *)logits + i * ld, top + i,
-                               sum + i * 3, targets + i, (float *)c + i);
+        ks->loops->ce_backward(fp32_min(step, T - i), ld, valid, first, (float *)logits + i * ld, top + i, sum + i * 3,
+                               targets + i, (float *)c + i);
 }

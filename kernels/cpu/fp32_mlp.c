@@ -9,8 +9,8 @@ void fp32_glu_forward(struct kstream *ks, int64_t n, bool silu, const void *gate
                                (float *)out + i);
 }
 
-void fp32_glu_backward(struct kstream *ks, int64_t n, bool silu, const void *gate, const void *up,
-                       const void *dout, void *dgate, void *dup)
+void fp32_glu_backward(struct kstream *ks, int64_t n, bool silu, const void *gate, const void *up, const void *dout,
+                       void *dgate, void *dup)
 {
 #pragma omp parallel for num_threads(ks->threads) schedule(static) if (ks->threads > 1 && n > FP32_CHUNK)
     for (int64_t i = 0; i < n; i += FP32_CHUNK)

@@ -12,8 +12,8 @@ void fp32_residual_gain(struct kstream *ks, int64_t T, int64_t w, const void *x,
                                  n ? (float *)n + i * w : NULL, (float *)S + i);
 }
 
-void fp32_norm_apply(struct kstream *ks, int64_t T, int64_t w, int64_t d, double eps, const void *x,
-                     const void *gain, const void *S, void *R, void *n)
+void fp32_norm_apply(struct kstream *ks, int64_t T, int64_t w, int64_t d, double eps, const void *x, const void *gain,
+                     const void *S, void *R, void *n)
 {
     int64_t step = fp32_rows(w);
     float inv_d = (float)(1 / (double)d);
@@ -33,16 +33,15 @@ void fp32_gain_backward(struct kstream *ks, int64_t T, int64_t w, const void *x,
                                  dgain);
 }
 
-void fp32_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act,
-                         void *H, const void *S, void *R, void *z)
+void fp32_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act, void *H,
+                         const void *S, void *R, void *z)
 {
     int64_t step = fp32_rows(n);
     float inv_d = (float)(1 / (double)d);
 #pragma omp parallel for num_threads(ks->threads) schedule(static) if (ks->threads > 1 && T > step)
     for (int64_t i = 0; i < T; i += step)
-        ks->loops->latent_forward(fp32_min(step, T - i), n, inv_d, (float)eps, act == LATENT_SILU,
-                                  (float *)H + i * n, S ? (const float *)S + i : NULL, S ? (float *)R + i : NULL,
-                                  (float *)z + i * n);
+        ks->loops->latent_forward(fp32_min(step, T - i), n, inv_d, (float)eps, act == LATENT_SILU, (float *)H + i * n,
+                                  S ? (const float *)S + i : NULL, S ? (float *)R + i : NULL, (float *)z + i * n);
 }
 
 void fp32_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act, const void *Y,

@@ -39,6 +39,6 @@ void fp32_adamw(struct kstream *ks, int64_t n, const struct adamw *hyper, const 
     };
 #pragma omp parallel for num_threads(ks->threads) schedule(static) if (ks->threads > 1 && n > FP32_CHUNK)
     for (int64_t i = 0; i < n; i += FP32_CHUNK)
-        ks->loops->adamw(fp32_min(FP32_CHUNK, n - i), &factors, (const float *)grad + i, (float *)m + i,
-                         (float *)v + i, (float *)master + i, (float *)weight + i);
+        ks->loops->adamw(fp32_min(FP32_CHUNK, n - i), &factors, (const float *)grad + i, (float *)m + i, (float *)v + i,
+                         (float *)master + i, (float *)weight + i);
 }

@@ -54,8 +54,8 @@ size_t fp64_attention_workspace(const struct attention *a, bool backward)
     return (size_t)a->s * sizeof(double); /* one row of scores */
 }
 
-void fp64_attention_forward(struct kstream *ks, const struct attention *a, const void *q, const void *k,
-                            const void *v, void *o, void *lse, void *workspace)
+void fp64_attention_forward(struct kstream *ks, const struct attention *a, const void *q, const void *k, const void *v,
+                            void *o, void *lse, void *workspace)
 {
     (void)ks;
     double scale = 1 / sqrt((double)a->e), *score = workspace;
@@ -71,6 +71,7 @@ void fp64_attention_forward(struct kstream *ks, const struct attention *a, const
                 }
                 for (int64_t l = 0; l <= j; l++)
                     sum += exp(score[l] - top);
+                /* cppcheck-suppress invalidFunctionArg ; l = 0 is always seen, so the sum is at least 1 */
                 double row_lse = top + log(sum);
                 ((double *)lse)[(i * a->h + n) * a->s + j] = row_lse;
 
@@ -91,9 +92,9 @@ static void zero_heads(const struct attention *a, int64_t heads, int64_t ld, dou
 
 /* With p = softmax row, dp_l = <do, v_l>, D = <do, o> = sum_l p_l dp_l:
  * ds_l = p_l (dp_l - D);  dq = scale sum_l ds_l k_l;  dk_l += scale ds_l q;  dv_l += p_l do. */
-void fp64_attention_backward(struct kstream *ks, const struct attention *a, const void *q, const void *k,
-                             const void *v, const void *o, const void *lse, const void *d_o, void *dq, void *dk,
-                             void *dv, void *workspace)
+void fp64_attention_backward(struct kstream *ks, const struct attention *a, const void *q, const void *k, const void *v,
+                             const void *o, const void *lse, const void *d_o, void *dq, void *dk, void *dv,
+                             void *workspace)
 {
     (void)ks;
     (void)workspace;

@@ -13,8 +13,8 @@ void fp64_glu_forward(struct kstream *ks, int64_t n, bool silu, const void *gate
     }
 }
 
-void fp64_glu_backward(struct kstream *ks, int64_t n, bool silu, const void *gate, const void *up,
-                       const void *dout, void *dgate, void *dup)
+void fp64_glu_backward(struct kstream *ks, int64_t n, bool silu, const void *gate, const void *up, const void *dout,
+                       void *dgate, void *dup)
 {
     (void)ks;
     for (int64_t i = 0; i < n; i++) {

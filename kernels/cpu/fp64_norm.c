@@ -20,8 +20,8 @@ void fp64_residual_gain(struct kstream *ks, int64_t T, int64_t w, const void *x,
     }
 }
 
-void fp64_norm_apply(struct kstream *ks, int64_t T, int64_t w, int64_t d, double eps, const void *x,
-                     const void *gain, const void *S, void *R, void *n)
+void fp64_norm_apply(struct kstream *ks, int64_t T, int64_t w, int64_t d, double eps, const void *x, const void *gain,
+                     const void *S, void *R, void *n)
 {
     (void)ks;
     for (int64_t i = 0; i < T; i++) {
@@ -55,8 +55,8 @@ static double sigma(double y)
     return 1 / (1 + exp(-y));
 }
 
-void fp64_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act,
-                         void *H, const void *S, void *R, void *z)
+void fp64_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act, void *H,
+                         const void *S, void *R, void *z)
 {
     (void)ks;
     for (int64_t i = 0; i < T; i++) {

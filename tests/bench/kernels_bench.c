@@ -67,8 +67,17 @@ static void body_gemm(void)
 
 static void gemm_line(const char *name, int64_t m, int64_t n, int64_t depth, bool trans_a, bool trans_b)
 {
-    shape = (struct gemm){.m = m, .n = n, .k = depth, .trans_a = trans_a, .trans_b = trans_b, .lda = trans_a ? m : depth,
-                          .ldb = trans_b ? depth : n, .ldc = n, .batch = 1, .c_grad = trans_a, .beta = trans_a ? 1 : 0};
+    shape = (struct gemm){.m = m,
+                          .n = n,
+                          .k = depth,
+                          .trans_a = trans_a,
+                          .trans_b = trans_b,
+                          .lda = trans_a ? m : depth,
+                          .ldb = trans_b ? depth : n,
+                          .ldc = n,
+                          .batch = 1,
+                          .c_grad = trans_a,
+                          .beta = trans_a ? 1 : 0};
     double flops = 2.0 * (double)m * (double)n * (double)depth;
     report(name, flops / measure(body_gemm) / 1e9, "GFLOP/s");
 }
@@ -80,7 +89,8 @@ static int32_t *tokens;
 static double acc[2];
 static struct step_block block = {.lr = 1e-3, .bias1 = 0.1, .bias2 = 0.05, .grad_scale = 1e-3};
 static const struct adamw hyper = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.01};
-static const struct attention att = {.b = T / S, .s = S, .h = HEADS, .hk = HEADS, .e = HEAD, .ldq = W, .ldk = W, .ldv = W, .ldo = W};
+static const struct attention att = {
+    .b = T / S, .s = S, .h = HEADS, .hk = HEADS, .e = HEAD, .ldq = W, .ldk = W, .ldv = W, .ldo = W};
 
 static void body_residual_gain(void)
 {
@@ -96,7 +106,8 @@ static void body_latent_forward(void)
 }
 static void body_latent_backward(void)
 {
-    /* In place, so it needs a fresh gradient each time (its copy is in the figure): repeated it would reach denormals. */
+    /* In place, so it needs a fresh gradient each time (its copy is in the figure): repeated it would reach denormals.
+     */
     k->upload(ks, m2, y, (size_t)T * 3 * RANK * sizeof(float));
     k->latent_backward(ks, T, 3 * RANK, D, LATENT_SILU, x, stat, m2, stat2);
 }

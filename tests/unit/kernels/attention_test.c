@@ -158,8 +158,8 @@ static void run_both(struct variant *v, const struct attention *a, void *const i
 
 static void one_attention(struct variant *v, int64_t b, int64_t s, int64_t h, int64_t hk, int64_t e, double spread)
 {
-    struct attention a = {.b = b, .s = s, .h = h, .hk = hk, .e = e, .ldq = h * e + 2, .ldk = hk * e + 5, .ldv = hk * e,
-                          .ldo = h * e + 1};
+    struct attention a = {
+        .b = b, .s = s, .h = h, .hk = hk, .e = e, .ldq = h * e + 2, .ldk = hk * e + 5, .ldv = hk * e, .ldo = h * e + 1};
     int64_t n[OUTPUTS], T = b * s;
     sizes_of(&a, n);
     double *q = host_random(v, T * a.ldq, spread), *k = host_random(v, T * a.ldk, spread),
@@ -170,7 +170,8 @@ static void one_attention(struct variant *v, int64_t b, int64_t s, int64_t h, in
         want[i] = host_reals(v, n[i]);
         plain[i] = keep_host(v, (size_t)n[i] * sizeof(float));
     }
-    plain_real(&a, q, k, val, d_o, want[O], want[LSE], want[DQ], want[DK], want[DV], host_reals(v, s), host_reals(v, s));
+    plain_real(&a, q, k, val, d_o, want[O], want[LSE], want[DQ], want[DK], want[DV], host_reals(v, s),
+               host_reals(v, s));
     plain_float(&a, q, k, val, d_o, plain[O], plain[LSE], plain[DQ], plain[DK], plain[DV],
                 keep_host(v, (size_t)s * sizeof(float)), keep_host(v, (size_t)s * sizeof(float)));
 
@@ -251,7 +252,8 @@ static double loss(void *arg)
 
 static void differences(struct variant *v)
 {
-    struct problem p = {.v = v, .a = {.b = 2, .s = 6, .h = 4, .hk = 2, .e = 4, .ldq = 16, .ldk = 8, .ldv = 8, .ldo = 16}};
+    struct problem p = {.v = v,
+                        .a = {.b = 2, .s = 6, .h = 4, .hk = 2, .e = 4, .ldq = 16, .ldk = 8, .ldv = 8, .ldo = 16}};
     int64_t T = 12;
     p.q = host_random(v, T * 16, 1);
     p.k = host_random(v, T * 8, 1);

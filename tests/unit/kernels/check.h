@@ -209,8 +209,8 @@ static UNUSED double frobenius_error(int64_t n, const double *got, const real *w
     return (double)sqrtl(error / (size > 0 ? size : 1));
 }
 
-static UNUSED void check_frobenius(struct variant *v, const char *what, int64_t n, const void *device,
-                                   const real *want, double limit)
+static UNUSED void check_frobenius(struct variant *v, const char *what, int64_t n, const void *device, const real *want,
+                                   double limit)
 {
     double error = frobenius_error(n, fetch(v, device, n), want);
     if (!(error <= limit))

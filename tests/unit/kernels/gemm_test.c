@@ -6,7 +6,8 @@ struct shape {
     int batch;
 };
 static const struct shape shapes[] = {
-    {1, 1, 1, 1}, {1, 7, 3, 1}, {5, 1, 9, 2}, {17, 13, 11, 3}, {64, 33, 31, 1}, {37, 64, 96, 2}, {24, 40, 515, 1}, {130, 48, 65, 1},
+    {1, 1, 1, 1},    {1, 7, 3, 1},    {5, 1, 9, 2},     {17, 13, 11, 3},
+    {64, 33, 31, 1}, {37, 64, 96, 2}, {24, 40, 515, 1}, {130, 48, 65, 1},
 };
 
 static void reference(const struct gemm *g, const double *a, const double *b, const double *c, real *want, real *size,
@@ -39,8 +40,17 @@ static void one_gemm(struct variant *v, const struct shape *s, bool trans_a, boo
     int64_t rows_a = trans_a ? s->k : s->m, cols_a = trans_a ? s->m : s->k;
     int64_t rows_b = trans_b ? s->n : s->k, cols_b = trans_b ? s->k : s->n;
     struct gemm g = {
-        .m = s->m, .n = s->n, .k = s->k, .trans_a = trans_a, .trans_b = trans_b, .lda = cols_a + 3, .ldb = cols_b + 1,
-        .ldc = s->n + 5, .batch = s->batch, .beta = beta, .c_grad = trans_a,
+        .m = s->m,
+        .n = s->n,
+        .k = s->k,
+        .trans_a = trans_a,
+        .trans_b = trans_b,
+        .lda = cols_a + 3,
+        .ldb = cols_b + 1,
+        .ldc = s->n + 5,
+        .batch = s->batch,
+        .beta = beta,
+        .c_grad = trans_a,
     };
     g.stride_a = rows_a * g.lda + 2;
     g.stride_b = rows_b * g.ldb;
@@ -84,13 +94,23 @@ static void test_gemm(void **state)
  * twenty times over, at other addresses too. */
 static void repeat(struct variant *v)
 {
-    static const struct shape training[] = {{512, 192, 128, 1}, {192, 128, 2048, 1}, {64, 32, 256, 1}, {96, 256, 1024, 2}};
+    static const struct shape training[] = {
+        {512, 192, 128, 1}, {192, 128, 2048, 1}, {64, 32, 256, 1}, {96, 256, 1024, 2}};
     for (size_t i = 0; i < sizeof training / sizeof *training; i++) {
         const struct shape *s = &training[i];
         bool wgrad = s->k > 512;
-        struct gemm g = {.m = s->m, .n = s->n, .k = s->k, .trans_a = wgrad, .trans_b = !wgrad, .lda = wgrad ? s->m : s->k,
-                         .ldb = wgrad ? s->n : s->k, .ldc = s->n, .batch = s->batch, .stride_a = s->m * s->k,
-                         .stride_b = s->n * s->k, .stride_c = s->m * s->n};
+        struct gemm g = {.m = s->m,
+                         .n = s->n,
+                         .k = s->k,
+                         .trans_a = wgrad,
+                         .trans_b = !wgrad,
+                         .lda = wgrad ? s->m : s->k,
+                         .ldb = wgrad ? s->n : s->k,
+                         .ldc = s->n,
+                         .batch = s->batch,
+                         .stride_a = s->m * s->k,
+                         .stride_b = s->n * s->k,
+                         .stride_c = s->m * s->n};
         int64_t na = s->batch * g.stride_a, nb = s->batch * g.stride_b, nc = s->batch * g.stride_c;
         double *a = host_random(v, na, 1), *b = host_random(v, nb, 1);
         void *da = device_values(v, na, a), *db = device_values(v, nb, b), *first = device_poison(v, nc);

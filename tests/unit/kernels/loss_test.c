@@ -100,7 +100,8 @@ static void one_loss(struct variant *v, const struct loss_case *c)
 
     /* The reference, from all logits at once. An exponential passes on the absolute error of its argument. */
     real loss = 0, size_loss = 0, tokens = 0;
-    real *want_c = host_reals(v, T), *size_c = host_reals(v, T), *grad = host_reals(v, T * V), *size = host_reals(v, T * V);
+    real *want_c = host_reals(v, T), *size_c = host_reals(v, T), *grad = host_reals(v, T * V),
+         *size = host_reals(v, T * V);
     for (int64_t i = 0; i < T; i++) {
         const double *l = logits + i * V;
         real high = -INFINITY, total = 0, mean = 0, mean_size = 0;
@@ -135,7 +136,8 @@ static void one_loss(struct variant *v, const struct loss_case *c)
         memcpy(evaluated, dl[p], (size_t)n * dtype_size(v->k->act));
         v->k->ce_backward(v->ks, T, c->ld, valid_columns(c, p), p * c->per_shard, evaluated, dm, ds, dt, dloss, NULL);
         check_same_bits(v, "logits of an evaluation", n, evaluated, dl[p]);
-        v->k->ce_backward(v->ks, T, c->ld, valid_columns(c, p), p * c->per_shard, dl[p], dm, ds, dt, p ? NULL : dloss, dc);
+        v->k->ce_backward(v->ks, T, c->ld, valid_columns(c, p), p * c->per_shard, dl[p], dm, ds, dt, p ? NULL : dloss,
+                          dc);
         v->k->download(v->ks, got, dloss, sizeof got);
         must_sync(v);
         int times = p ? 1 : 2; /* added to what was there */
@@ -183,7 +185,8 @@ static void poisoned(struct variant *v)
         double logits[20] = {0}, zero[2] = {0, 0};
         logits[7] = bad[b];
         int32_t target = 3;
-        void *l = device_values(v, 20, logits), *m = device_poison(v, 1), *s = device_poison(v, 3), *c = device_poison(v, 1);
+        void *l = device_values(v, 20, logits), *m = device_poison(v, 1), *s = device_poison(v, 3),
+             *c = device_poison(v, 1);
         double *loss = device_bytes(v, sizeof zero);
         int32_t *t = device_tokens(v, 1, &target);
         v->k->upload(v->ks, loss, zero, sizeof zero);
@@ -239,11 +242,19 @@ static double glu_loss(void *arg)
 static void differences(struct variant *v)
 {
     int32_t targets[ROWS] = {2, -1, 0, 6};
-    struct problem p = {.v = v, .logits = host_random(v, ROWS * VOCAB, 2), .gate = host_random(v, ROWS, 2),
-                        .up = host_random(v, ROWS, 1), .weight = host_random(v, ROWS, 1),
-                        .targets = device_tokens(v, ROWS, targets), .l = device_poison(v, ROWS * VOCAB),
-                        .m = device_poison(v, ROWS), .sums = device_poison(v, ROWS * 3), .c = device_poison(v, ROWS),
-                        .g = device_poison(v, ROWS), .u = device_poison(v, ROWS), .out = device_poison(v, ROWS),
+    struct problem p = {.v = v,
+                        .logits = host_random(v, ROWS * VOCAB, 2),
+                        .gate = host_random(v, ROWS, 2),
+                        .up = host_random(v, ROWS, 1),
+                        .weight = host_random(v, ROWS, 1),
+                        .targets = device_tokens(v, ROWS, targets),
+                        .l = device_poison(v, ROWS * VOCAB),
+                        .m = device_poison(v, ROWS),
+                        .sums = device_poison(v, ROWS * 3),
+                        .c = device_poison(v, ROWS),
+                        .g = device_poison(v, ROWS),
+                        .u = device_poison(v, ROWS),
+                        .out = device_poison(v, ROWS),
                         .total = device_bytes(v, 2 * sizeof(double))};
     ce_loss(&p);
     double *grad = fetch(v, p.l, ROWS * VOCAB);

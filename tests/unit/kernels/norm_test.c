@@ -19,7 +19,8 @@ static void one_residual(struct variant *v, int64_t T, int64_t w, bool with_y, b
     int64_t n = T * w;
     double *x = host_random(v, n, 2), *y = host_random(v, n, 2), *gain = host_random(v, w, 1.5);
     void *dx = device_values(v, n, x), *dy = with_y ? device_values(v, n, y) : NULL, *dg = device_values(v, w, gain);
-    void *out = in_place ? dx : device_poison(v, n), *dn = with_n ? device_poison(v, n) : NULL, *S = device_poison(v, T);
+    void *out = in_place ? dx : device_poison(v, n), *dn = with_n ? device_poison(v, n) : NULL,
+         *S = device_poison(v, T);
     v->k->residual_gain(v->ks, T, w, dx, dy, with_n ? dg : NULL, out, dn, S);
 
     real *want = host_reals(v, n), *product = host_reals(v, n), *sum = host_reals(v, T);
@@ -58,7 +59,8 @@ static void norms(struct variant *v)
     for (int i = 0; i < SHAPES; i++) {
         int64_t T = shapes[i].T, w = shapes[i].w, n = T * w, d = 2 * w;
         double eps = 1e-3;
-        double *x = host_random(v, n, 2), *gain = host_random(v, w, 1.5), *S = host_random(v, T, 20), *c = host_random(v, T, 3);
+        double *x = host_random(v, n, 2), *gain = host_random(v, w, 1.5), *S = host_random(v, T, 20),
+               *c = host_random(v, T, 3);
         real *R = host_reals(v, T), *want = host_reals(v, n), *k = host_reals(v, T);
         for (int64_t t = 0; t < T; t++) {
             S[t] = t == 3 ? 0 : fabs(S[t]); /* a row of zeros: eps alone */
@@ -66,7 +68,8 @@ static void norms(struct variant *v)
         }
         for (int64_t j = 0; j < n; j++)
             want[j] = R[j / w] * x[j] * gain[j % w];
-        void *dR = device_poison(v, T), *out = device_poison(v, n), *dS = device_values(v, T, S), *dc = device_values(v, T, c);
+        void *dR = device_poison(v, T), *out = device_poison(v, n), *dS = device_values(v, T, S),
+             *dc = device_values(v, T, c);
         v->k->norm_apply(v->ks, T, w, d, eps, device_values(v, n, x), device_values(v, w, gain), dS, dR, out);
         check(v, "R", T, dR, R, NULL, 5);
         check(v, "n", n, out, want, NULL, 8);
@@ -91,7 +94,8 @@ static void test_norm_apply(void **state)
 static void one_gain_backward(struct variant *v, int64_t T, int64_t w, bool with_R, bool accumulate)
 {
     int64_t n = T * w;
-    double *x = host_random(v, n, 2), *gain = host_random(v, w, 1.5), *R = host_random(v, T, 1), *k = host_random(v, T, 1);
+    double *x = host_random(v, n, 2), *gain = host_random(v, w, 1.5), *R = host_random(v, T, 1),
+           *k = host_random(v, T, 1);
     double *dn = host_random(v, n, 1), *dx = host_random(v, n, 1), *dgain = host_random(v, w, 1);
     real *want = host_reals(v, n), *size = host_reals(v, n), *want_g = host_reals(v, w), *size_g = host_reals(v, w);
     for (int64_t j = 0; j < w; j++)
@@ -149,7 +153,8 @@ static void one_latent(struct variant *v, int64_t T, int64_t n, bool silu, bool 
         z[i] = silu ? Y[i] * sigma(Y[i]) : Y[i];
         size[i] = fabsl(z[i]) * (1 + fabsl(Y[i])); /* the exponential passes on the absolute error of Y */
     }
-    void *dH = device_values(v, all, H), *dS = norm ? device_values(v, T, S) : NULL, *dR = norm ? device_poison(v, T) : NULL;
+    void *dH = device_values(v, all, H), *dS = norm ? device_values(v, T, S) : NULL,
+         *dR = norm ? device_poison(v, T) : NULL;
     void *out = in_place ? dH : device_poison(v, all);
     v->k->latent_forward(v->ks, T, n, d, eps, act, dH, dS, dR, out);
     check(v, "Y", all, dH, Y, NULL, norm ? 6 : 0.5);
@@ -256,7 +261,8 @@ static double layer_loss(void *arg)
         void *part_S = device_poison(v, ROWS), *part_H = device_poison(v, ROWS * LATENT);
         v->k->residual_gain(v->ks, ROWS, WIDTH, x, NULL, gain, l->dx[i], l->n[i], part_S);
         v->k->cast(v->ks, DTYPE_F64, l->dg[i], DTYPE_F64, gain, WIDTH);
-        struct gemm g = {.m = ROWS, .n = LATENT, .k = WIDTH, .trans_b = true, .lda = WIDTH, .ldb = WIDTH, .ldc = LATENT, .batch = 1};
+        struct gemm g = {
+            .m = ROWS, .n = LATENT, .k = WIDTH, .trans_b = true, .lda = WIDTH, .ldb = WIDTH, .ldc = LATENT, .batch = 1};
         v->k->gemm(v->ks, &g, l->n[i], l->dA[i], part_H);
         add_into(v, S, part_S, ROWS);
         add_into(v, H, part_H, ROWS * LATENT);
@@ -345,8 +351,8 @@ static void test_norm_gradient(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_residual_gain), cmocka_unit_test(test_norm_apply),   cmocka_unit_test(test_gain_backward),
-        cmocka_unit_test(test_latent),        cmocka_unit_test(test_extremes),     cmocka_unit_test(test_norm_gradient),
+        cmocka_unit_test(test_residual_gain), cmocka_unit_test(test_norm_apply), cmocka_unit_test(test_gain_backward),
+        cmocka_unit_test(test_latent),        cmocka_unit_test(test_extremes),   cmocka_unit_test(test_norm_gradient),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -91,9 +91,9 @@ static void test_cast(void **state)
     (void)state;
     each_variant(casts);
     assert_int_equal(bf16_of(1), 0x3f80);
-    assert_int_equal(bf16_of(1 + 0x1p-8), 0x3f80);            /* a tie goes to even, below */
-    assert_int_equal(bf16_of(1 + 3 * 0x1p-8), 0x3f82);        /* and above */
-    assert_int_equal(bf16_of(1 + 0x1p-8 + 0x1p-45), 0x3f81);  /* just over the tie: float would say "tie" */
+    assert_int_equal(bf16_of(1 + 0x1p-8), 0x3f80);           /* a tie goes to even, below */
+    assert_int_equal(bf16_of(1 + 3 * 0x1p-8), 0x3f82);       /* and above */
+    assert_int_equal(bf16_of(1 + 0x1p-8 + 0x1p-45), 0x3f81); /* just over the tie: float would say "tie" */
     assert_int_equal(bf16_of(1 + 3 * 0x1p-8 - 0x1p-45), 0x3f81);
     assert_int_equal(bf16_of(-(1 + 0x1p-8 + 0x1p-45)), 0xbf81);
     assert_int_equal(bf16_of(INFINITY), 0x7f80);
@@ -182,9 +182,12 @@ static void run_loops(int threads, float *out, int64_t n_out)
     v->k = k;
     v->ks = ks;
     v->random = 5;
-    double *x = host_random(v, T * W, 1), *y = host_random(v, T * W, 1), *g = host_random(v, W, 1), *r = host_random(v, T, 1);
-    float *dx = device_values(v, T * W, x), *dy = device_values(v, T * W, y), *dg = device_values(v, W, g), *dr = device_values(v, T, r);
-    float *S = device_poison(v, T), *sum = device_poison(v, T * W), *n = device_poison(v, T * W), *dgain = device_zero(v, W);
+    double *x = host_random(v, T * W, 1), *y = host_random(v, T * W, 1), *g = host_random(v, W, 1),
+           *r = host_random(v, T, 1);
+    float *dx = device_values(v, T * W, x), *dy = device_values(v, T * W, y), *dg = device_values(v, W, g),
+          *dr = device_values(v, T, r);
+    float *S = device_poison(v, T), *sum = device_poison(v, T * W), *n = device_poison(v, T * W),
+          *dgain = device_zero(v, W);
     float *k_row = device_poison(v, T), *o = device_poison(v, T * 64), *lse = device_poison(v, T);
     double *acc = device_bytes(v, 16);
     acc[0] = acc[1] = 0;
@@ -229,9 +232,12 @@ static void test_threads_do_not_matter(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_stream_arguments), cmocka_unit_test(test_tables_are_complete),
-        cmocka_unit_test(test_cast),             cmocka_unit_test(test_bad_cast),
-        cmocka_unit_test(test_exponential),      cmocka_unit_test(test_threads_do_not_matter),
+        cmocka_unit_test(test_stream_arguments),
+        cmocka_unit_test(test_tables_are_complete),
+        cmocka_unit_test(test_cast),
+        cmocka_unit_test(test_bad_cast),
+        cmocka_unit_test(test_exponential),
+        cmocka_unit_test(test_threads_do_not_matter),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

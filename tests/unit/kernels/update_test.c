@@ -97,7 +97,8 @@ static void finishes(struct variant *v)
     near(b->bias2, 1);
 
     static const double skipped[][4] = {
-        {1, 1, 1, 1}, {NAN, 1, 1, 0}, {INFINITY, 1, 1, 0}, {1, 1, NAN, 0}, {1, 1, INFINITY, 0}, {0, 0, 0, 0}, {1, 1, 1, NAN}, {1, NAN, 1, 0},
+        {1, 1, 1, 1},        {NAN, 1, 1, 0}, {INFINITY, 1, 1, 0}, {1, 1, NAN, 0},
+        {1, 1, INFINITY, 0}, {0, 0, 0, 0},   {1, 1, 1, NAN},      {1, NAN, 1, 0},
     };
     for (size_t i = 0; i < sizeof skipped / sizeof *skipped; i++) {
         b = new_block(v, skipped[i][0], skipped[i][1], skipped[i][2], skipped[i][3]);
