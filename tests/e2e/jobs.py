@@ -1,9 +1,10 @@
 """What the end-to-end tests share beyond the harness: clusters for several tests, jobs of a known
 length, a rank's status page, and comparisons of whole runs."""
-import json, os, struct, time
+import json, os, shutil, struct, subprocess
 from datetime import datetime
 
-from harness import Cluster, alive, tiny_job, wait_until
+import harness
+from harness import Cluster, Process, Skip, alive, tiny_job, wait_until
 
 
 class Shared:
@@ -141,3 +142,47 @@ def newest_committed(c, job, attempt):
 
 def attempts(c, job):
     return c.json("show", job)["attempts"]
+
+
+# ---- another user --------------------------------------------------------------------
+
+
+class NobodyCluster(Cluster):
+    """Started by root: daemons that run as `nobody`, and as_nobody() for boostctl. Otherwise a plain cluster."""
+
+    def __init__(self, **options):
+        self.drop = []
+        if os.geteuid() == 0:
+            if not shutil.which("setpriv"):
+                raise Skip("root without setpriv cannot run daemons as nobody")
+            self.drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+        super().__init__(start=False, **options)
+        bin_dir = self.dir / "bin"
+        bin_dir.mkdir()
+        for name in ("boostd", "boost-agent", "boost-keeper", "boost-worker", "boostctl"):
+            shutil.copy(harness.BIN / name, bin_dir)  # nobody may not see the build folder
+        if self.drop:
+            for above in (self.dir, *self.dir.parents[:-1]):
+                if not above.stat().st_mode & 0o001:
+                    os.chmod(above, above.stat().st_mode | 0o711)
+            os.chown(self.dir, 65534, 65534)
+        self.bin = bin_dir
+        try:
+            self._start("boostd", "--state-dir", self.state_dir, "--socket", self.socket)
+            self.boostd = self._procs[-1]
+            self.agents["n1"] = self._start("boost-agent", "--state-dir", self.dir / "agent-n1", "--socket",
+                                            self.socket, "--node", "n1", "--cpu-slots", self.cpu_slots)
+            self.wait_nodes(1)
+        except BaseException:
+            self._kill_all()
+            raise
+
+    def _start(self, name, *argv):
+        argv = [*self.drop, self.bin / name, "--config", "/dev/null", *argv]
+        self._procs.append(Process(argv, self.dir / f"{name}.log", self.env))
+        return self._procs[-1]
+
+    def as_nobody(self, *args):
+        p = subprocess.run([*map(str, self.drop), str(self.bin / "boostctl"), *map(str, args)], env=self.env,
+                           cwd=self.dir, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        return harness.Result(p.returncode, p.stdout, p.stderr)
