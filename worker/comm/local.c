@@ -172,16 +172,18 @@ static void close_call(struct comm *c)
     meet(c->state, false);
 }
 
-/* acc[0, n) with x[0, n); a NaN wins a maximum, so that it is seen. */
-#define COMBINE(type)                                                                \
-    static void combine_##type(enum comm_op op, type *acc, const type *x, int64_t n) \
-    {                                                                                \
-        for (int64_t i = 0; i < n; i++) {                                            \
-            if (op == COMM_SUM)                                                      \
-                acc[i] += x[i];                                                      \
-            else if (x[i] > acc[i] || isnan(x[i]))                                   \
-                acc[i] = x[i];                                                       \
-        }                                                                            \
+/* to[0, n) with from[0, n); a NaN wins a maximum, so that it is seen. */
+#define COMBINE(type)                                                                  \
+    static void combine_##type(enum comm_op op, void *to, const void *from, int64_t n) \
+    {                                                                                  \
+        type *acc = to;                                                                \
+        const type *x = from;                                                          \
+        for (int64_t i = 0; i < n; i++) {                                              \
+            if (op == COMM_SUM)                                                        \
+                acc[i] += x[i];                                                        \
+            else if (x[i] > acc[i] || isnan(x[i]))                                     \
+                acc[i] = x[i];                                                         \
+        }                                                                              \
     }
 COMBINE(float)
 COMBINE(double)
@@ -198,9 +200,9 @@ static void reduce(enum dtype dtype, enum comm_op op, int ranks, const void *con
         for (int r = 1; r < ranks; r++) {
             const char *x = (const char *)in[r] + (size_t)at * size;
             if (dtype == DTYPE_F64)
-                combine_double(op, acc, (const double *)x, n);
+                combine_double(op, acc, x, n);
             else
-                combine_float(op, (float *)acc, (const float *)x, n);
+                combine_float(op, acc, x, n);
         }
         for (int r = 0; r < outs; r++)
             memcpy((char *)out[r] + (size_t)(at - from) * size, acc, (size_t)n * size);
