@@ -3,8 +3,9 @@
 """boostd alone, without an agent: start and stop, what peers may send, what survives kill -9."""
 import os, socket, struct, subprocess, threading, time
 
-from harness import BIN, Cluster, run, tiny_job, wait_until
-from wire import BROKEN, EVENTS, FAILURE, LIST, PING, UNKNOWN, Wire, frame, num, parse, sub
+from harness import BIN, Cluster, Skip, run, tiny_job, wait_until
+from wire import (BROKEN, EVENTS, FAILURE, HEARTBEAT_ACK, LIST, PING, REFUSED, REGISTERED, UNKNOWN, Wire, agent_hello, frame,
+                  num, parse, register, sub)
 
 
 def job_text(c, name="j"):
@@ -244,6 +245,97 @@ def test_a_wait_ends_in_time_without_news():
         w.request(1, EVENTS, sub(1, sub(1, str(job))) + num(2, newest) + num(4, 300))
         r = parse(w.reply()[7][0])
         assert 0.29 < time.monotonic() - start < 5 and 1 not in r and r.get(2, [0]) == [0], r
+
+
+# ---- agents and other users ------------------------------------------------------
+
+
+def nodes(c):
+    return {n["name"]: n for n in c.json("node", "ls")["nodes"]}
+
+
+def test_an_agent_registers_and_its_silence_is_seen():
+    limits = {"heartbeat_ms": 50, "suspect_ms": 400, "node_timeout_ms": 1000, "restart_grace_ms": 0}
+    with Cluster(agents=0, boostd_set=limits) as c:
+        with Wire(c, agent_hello("n1")) as agent:
+            agent.send(register("n1"))
+            answer = parse(agent.reply()[REGISTERED][0])
+            assert answer[1][0].decode() in c.boostd.ready_line, "the store id"
+            assert nodes(c)["n1"]["state"] == "UP" and nodes(c)["n1"]["devices"] == 2
+            agent.send(frame(sub(2, num(1, 5))))  # a heartbeat and its answer
+            assert parse(agent.reply()[HEARTBEAT_ACK][0])[1] == [5]
+        start = time.monotonic()
+        wait_until(lambda: nodes(c)["n1"]["state"] == "DOWN", 10, "n1 DOWN")
+        assert time.monotonic() - start > 0.5, "down before its time"
+        with Wire(c, agent_hello("n1")) as agent:
+            agent.send(register("n1", instance="i2"))
+            assert REGISTERED in agent.reply()
+            assert nodes(c)["n1"]["state"] == "UP"
+
+
+def test_agents_that_are_not_taken():
+    with Cluster(agents=0) as c, Wire(c, agent_hello("n1")) as good:
+        good.send(register("n1"))
+        assert REGISTERED in good.reply()
+
+        def refused(hello, *frames):
+            with Wire(c, hello) as w:
+                for f in frames:
+                    w.send(f)
+                r = w.reply()
+                assert REFUSED in r, r
+                assert w.ended()
+                return parse(r[REFUSED][0])[2][0].decode()
+        assert "n2" in refused(agent_hello("n2"), register("n3"))
+        assert "uid" in refused(agent_hello("n2"), register("n2", uid=4242))
+        assert "n1" in refused(agent_hello("n1"), register("n1", instance="another"))
+        with Wire(c, agent_hello("n2")) as early:
+            early.send(frame(sub(2, num(1, 1))))
+            assert early.ended(), "it may speak before it has registered"
+        with Wire(c, hello=False) as bad:
+            bad.send(agent_hello("no good/name"))
+            assert b"no good/name" in parse(bad.reply()[7][0])[2][0]
+        assert list(nodes(c)) == ["n1"]
+        good.send(frame(sub(2, num(1, 9))))
+        assert parse(good.reply()[HEARTBEAT_ACK][0])[1] == [9], "the good one was disturbed"
+
+
+def test_another_user_may_look_and_not_touch():
+    if os.geteuid() != 0:
+        raise Skip("needs root to become another user")
+    nobody = 65534
+    with Cluster(agents=0) as c:
+        job = c.submit(job_text(c), "--hold")
+        for d in {c.dir, c.dir.parent, c.socket.parent}:
+            os.chmod(d, 0o711)
+
+        def as_nobody(*args):
+            p = subprocess.run([BIN / "boostctl", *map(str, args)], env=c.env, cwd="/", user=nobody, group=nobody,
+                               extra_groups=[], capture_output=True, text=True, timeout=30)
+            return p
+        try:
+            look = as_nobody("-o", "json", "status")
+        except PermissionError:
+            raise Skip("another user cannot run the programs under test")
+        assert look.returncode == 0 and f'"id": {job}' in look.stdout.replace('"id":', '"id": ').replace("  ", " "), look
+        touch = as_nobody("cancel", "-y", job)
+        assert touch.returncode == 5, touch
+        assert c.status(job)["state"] == "HELD"
+        spec = c.dir / "theirs.pbtxt"
+        spec.write_text(job_text(c, "theirs"))
+        os.chmod(spec, 0o644)
+        own = as_nobody("submit", spec, "--hold", "--parsable")
+        assert own.returncode == 0, own
+        assert as_nobody("cancel", "-y", own.stdout.split()[0]).returncode == 0
+        rogue = "import sys; sys.path[:0] = [%r]\n" % os.path.dirname(os.path.abspath(__file__)) + (
+            "from wire import *\n"
+            "class C: socket = %r\n"
+            "w = Wire(C, hello=False); w.send(agent_hello('rogue')); r = parse(w.reply()[7][0]); print(r[1][0])"
+            % str(c.socket))
+        p = subprocess.run(["python3", "-c", rogue], user=nobody, group=nobody, extra_groups=[], capture_output=True,
+                           text=True, timeout=30, cwd="/", env={"PYTHONDONTWRITEBYTECODE": "1", "PATH": os.environ["PATH"]})
+        assert p.stdout.strip() == "5", p  # ERR_REFUSED
+        assert "rogue" not in nodes(c)
 
 
 # ---- what survives ----------------------------------------------------------------

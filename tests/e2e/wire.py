@@ -1,5 +1,5 @@
 """boostd's socket by hand: a few bytes of protobuf, so that tests do not depend on boostctl's good manners."""
-import socket, struct
+import os, socket, struct
 
 
 def varint(n):
@@ -57,15 +57,29 @@ PING, SUBMIT, LIST, EVENTS, FAILURE = 12, 2, 3, 5, 3
 BROKEN, UNKNOWN = 11, 12  # ERR_PROTOCOL, ERR_UNSUPPORTED
 
 
+def agent_hello(node):
+    return frame(num(1, 1) + num(2, 1) + num(3, 1) + sub(6, node))
+
+
+def register(node, instance="i1", boot="b1", uid=None, slots=2):
+    """An AgentMessage."""
+    body = (sub(1, node) + sub(2, boot) + sub(3, instance) + num(4, slots) + num(5, slots) + num(6, 1024) +
+            num(7, os.geteuid() if uid is None else uid) + sub(8, "127.0.0.1") + sub(9, "0"))
+    return frame(sub(1, body))
+
+
+REGISTERED, REFUSED, HEARTBEAT_ACK = 1, 10, 9  # of ControllerMessage
+
+
 class Wire:
-    """A connection to boostd, bytes in and out."""
+    """A connection to boostd, bytes in and out. `hello`: True as boostctl, False none, or a frame of one's own."""
 
     def __init__(self, cluster, hello=True, timeout=20):
         self.s = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.s.settimeout(timeout)
         self.s.connect(str(cluster.socket))
         if hello:
-            self.s.sendall(HELLO)
+            self.s.sendall(HELLO if hello is True else hello)
             assert 7 not in self.reply(), "hello refused"
 
     def send(self, data):
