@@ -304,6 +304,47 @@ static int decays(struct engine *e, int rank, void *arg, struct error *err)
     return ERR_OK;
 }
 
+/* The clip norm is that of every tensor of the model, each element once: summed here over what the ranks
+ * hold after the step. */
+struct norms {
+    struct tiny c;
+    pthread_mutex_t lock;
+    double squares, grad_norm, tokens;
+};
+static int sums_squares(struct engine *e, int rank, void *arg, struct error *err)
+{
+    struct norms *n = arg;
+    struct step_result result;
+    (void)rank;
+    tiny_randomize(e, 3);
+    int rc = step(e, &n->c, 0, 1e-3, &result, err);
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&n->lock);
+    n->grad_norm = result.grad_norm;
+    n->tokens = (double)result.tokens;
+    for (int64_t i = 0; i < engine_tensor_count(e); i++) {
+        struct state_tensor g;
+        engine_tensor(e, i, STATE_GRAD, &g);
+        for (int64_t k = 0; k < g.tensor.nrows * g.tensor.ncols; k++)
+            n->squares += pow(tiny_get(&g, k), 2);
+    }
+    pthread_mutex_unlock(&n->lock);
+    return ERR_OK;
+}
+
+static void the_norm_is_of_all_tensors(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 6; i++) {
+        struct norms n = {.c = tiny_default, .lock = PTHREAD_MUTEX_INITIALIZER};
+        n.c.tied = i & 1;
+        n.c.tp = 1 << i / 2;
+        run(&n.c, sums_squares, &n);
+        assert_true(fabs(n.grad_norm / (sqrt(n.squares) / n.tokens) - 1) < 1e-12);
+    }
+}
+
 static void decay_is_for_factors_only(void **state)
 {
     (void)state;
@@ -373,6 +414,7 @@ int main(void)
         cmocka_unit_test(one_vote_is_enough),
         cmocka_unit_test(evaluation_leaves_no_trace),
         cmocka_unit_test(padding_has_no_influence),
+        cmocka_unit_test(the_norm_is_of_all_tensors),
         cmocka_unit_test(decay_is_for_factors_only),
         cmocka_unit_test(memory_is_the_plans),
         cmocka_unit_test(wrong_groups_are_refused),
