@@ -207,6 +207,7 @@ static void attentions(struct variant *v)
     one_attention(v, 1, 65, 6, 2, 20, 1);
     one_attention(v, 2, 130, 4, 1, 32, 3);
     one_attention(v, 1, 257, 2, 1, 64, 1);
+    one_attention(v, 1, 9, 2, 1, 17, 1); /* one column more than whole vectors */
 }
 
 static void test_attention(void **state)

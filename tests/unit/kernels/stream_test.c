@@ -1,7 +1,7 @@
 /* Streams, memory, casts, the fast exponential, the choice of instruction set, and independence of the threads. */
 #include "check.h"
 
-#include <float.h>
+#include <pthread.h>
 
 #include "kernels/cpu/fp32_loops.h"
 
@@ -170,6 +170,8 @@ static void test_exponential(void **state)
 /* ---- threads --------------------------------------------------------------------------------------- */
 
 /* Our own loops give the same bits for every number of threads. */
+enum { RANK_FLOATS = 300 * 192 + 300 * 64 + 2000 };
+
 static void run_loops(int threads, float *out, int64_t n_out)
 {
     enum { T = 300, W = 192 };
@@ -216,7 +218,7 @@ static void run_loops(int threads, float *out, int64_t n_out)
 static void test_threads_do_not_matter(void **state)
 {
     (void)state;
-    enum { N = 300 * 192 + 300 * 64 + 2000 };
+    enum { N = RANK_FLOATS };
     float *one = calloc(N, sizeof *one), *more = calloc(N, sizeof *more);
     assert_non_null(one);
     assert_non_null(more);
@@ -229,6 +231,68 @@ static void test_threads_do_not_matter(void **state)
     free(more);
 }
 
+/* Ranks of a LOCAL world are threads of one process, each with its stream: neither may change the other's results, nor
+ * its threads. */
+struct rank {
+    pthread_t thread;
+    int threads;
+    float *loops;
+    float product[64 * 96];
+};
+
+static void *run_rank(void *arg)
+{
+    enum { M = 64, N = 96, K = 512 };
+    struct rank *r = arg;
+    struct error err;
+    const struct kernels *k = kernels_cpu_fp32();
+    struct kstream *ks;
+    float *a = calloc(M * K, sizeof *a), *b = calloc(N * K, sizeof *b);
+    if (!a || !b || k->stream_create(r->threads, &ks, &err) != ERR_OK)
+        abort();
+    for (int i = 0; i < M * K; i++)
+        a[i] = (float)(i % 1013) / 1013 - 0.3f;
+    for (int i = 0; i < N * K; i++)
+        b[i] = (float)(i % 997) / 997 - 0.6f;
+    const struct gemm g = {.m = M, .n = N, .k = K, .trans_b = true, .lda = K, .ldb = K, .ldc = N, .batch = 1};
+    for (int i = 0; i < 50; i++)
+        k->gemm(ks, &g, a, b, r->product);
+    run_loops(r->threads, r->loops, RANK_FLOATS);
+    k->stream_destroy(ks);
+    free(a);
+    free(b);
+    return NULL;
+}
+
+static void test_ranks_as_threads(void **state)
+{
+    (void)state;
+    enum { RANKS = 4 };
+    struct rank *alone = calloc(RANKS, sizeof *alone), *together = calloc(RANKS, sizeof *together);
+    assert_non_null(alone);
+    assert_non_null(together);
+    for (int i = 0; i < RANKS; i++) {
+        alone[i].threads = together[i].threads = 1 + i % 2;
+        alone[i].loops = calloc(RANK_FLOATS, sizeof(float));
+        together[i].loops = calloc(RANK_FLOATS, sizeof(float));
+        assert_non_null(alone[i].loops);
+        assert_non_null(together[i].loops);
+        run_rank(&alone[i]);
+    }
+    for (int i = 0; i < RANKS; i++)
+        assert_int_equal(pthread_create(&together[i].thread, NULL, run_rank, &together[i]), 0);
+    for (int i = 0; i < RANKS; i++)
+        pthread_join(together[i].thread, NULL);
+    for (int i = 0; i < RANKS; i++) {
+        assert_memory_equal(together[i].product, alone[i].product, sizeof alone[i].product);
+        assert_memory_equal(together[i].loops, alone[i].loops, RANK_FLOATS * sizeof(float));
+        free(alone[i].loops);
+        free(together[i].loops);
+    }
+    free(alone);
+    free(together);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -238,6 +302,7 @@ int main(void)
         cmocka_unit_test(test_bad_cast),
         cmocka_unit_test(test_exponential),
         cmocka_unit_test(test_threads_do_not_matter),
+        cmocka_unit_test(test_ranks_as_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
