@@ -170,8 +170,8 @@ class Cluster:
         return self.boostd
 
     def start_agent(self, name, **sets):
-        argv = [BIN / "boost-agent", "--config", "/dev/null", "--state-dir", self.dir / f"agent-{name}", "--socket",
-                self.socket, "--node", name, "--cpu-slots", str(self.cpu_slots)]
+        argv = [BIN / "boost-agent", "--config", "/dev/null", "--state-dir", self.dir / f"agent-{name}", "--node", name,
+                "--cpu-slots", str(self.cpu_slots)]  # the socket comes from $BOOST_SOCKET
         for key, value in {**self.agent_set, **sets}.items():
             argv += ["--set", f"{key}={value}"]
         self.agents[name] = Process(argv, self.dir / f"agent-{name}.log", self.env)
