@@ -53,5 +53,7 @@ int64_t keeper_log_dropped(struct keeper_log *log);
  * *offset moves to the oldest byte. Appends to `out` and sets *offset to where the piece begins. A missing log reads as empty. */
 MUST_USE int keeper_log_read(const char *run_dir, int rank, int64_t *offset, int64_t tail_lines, size_t max_bytes,
                              struct buffer *out, struct error *err);
+/* Where the stream ends now; 0 for a missing log. */
+MUST_USE int keeper_log_end(const char *run_dir, int rank, int64_t *end, struct error *err);
 
 #endif

@@ -1,0 +1,8 @@
+/* The command line of boost-agent, apart from main() so that tests can run it. */
+#ifndef BOOST_DAEMON_AGENT_MAIN_H
+#define BOOST_DAEMON_AGENT_MAIN_H
+
+/* Returns the exit status: 0; 1 cannot run (reason on standard error); 2 usage. */
+int agent_main(int argc, char **argv);
+
+#endif
