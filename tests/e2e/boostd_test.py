@@ -354,20 +354,6 @@ def test_kill_9_and_restart_keeps_what_was_acknowledged():
         assert c.submit(job_text(c, "next")) == max(jobs) + 1
 
 
-def test_a_submit_that_was_acknowledged_is_never_lost():
-    """kill -9 right after the acknowledgement, 50 times."""
-    with Cluster(agents=0) as c:
-        spec = c.dir / "job.pbtxt"
-        for trial in range(50):
-            spec.write_text(job_text(c, f"trial-{trial}"))
-            job = c.submit(spec, "--hold")
-            c.boostd.kill9()
-            c.start_boostd()
-            row = c.status(job)
-            assert row["name"] == f"trial-{trial}" and row["state"] == "HELD", (trial, row)
-        assert len(c.json("status", "-a")["jobs"]) == 50
-
-
 def test_sigterm_with_open_followers():
     with Cluster(agents=0) as c:
         job = c.submit(job_text(c), "--hold")
