@@ -1,14 +1,16 @@
 /* GLOO: the collectives between processes, a thin shim over the Gloo library (TCP).
  *
  * Gloo connects the ranks and moves messages; the rings are built here, on its send and
- * receive, because its own collectives lack what is promised:
- *   - an end when a rank dies. A message that is half received, or queued to be sent,
- *     when its connection breaks is never failed by Gloo (tcp::Pair::signalException), so
- *     its all-reduce would wait for the whole deadline. Here a watcher (worker/comm/peers.h)
- *     ends the waits. Its reduce-scatter has no deadline at all;
- *   - the name of the rank that is gone. Gloo knows addresses only;
- *   - one order of additions, a function of the group's size alone, so that runs repeat
- *     bit for bit.
+ * receive in synchronous mode (the rank's own thread reads and writes the sockets), because
+ * its own collectives and its event loop lack what is promised or needed:
+ *   - an end when a rank dies: in the event loop a message that is half received, or queued
+ *     to be sent, when its connection breaks is never failed (tcp::Pair::signalException),
+ *     so that an all-reduce would wait for its whole deadline; its reduce-scatter has none;
+ *   - the cores: the loop polls in circles while another thread holds a connection, which on
+ *     a full machine costs more than the transfer;
+ *   - the name of the rank that is gone (worker/comm/peers.h); Gloo knows addresses only;
+ *   - one order of additions, a function of the group's size alone, so that runs repeat bit
+ *     for bit.
  * No C++ exception leaves this file. */
 extern "C" {
 #include "worker/comm/comm.h"
@@ -23,7 +25,6 @@ extern "C" {
 #include <chrono>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -31,11 +32,11 @@ namespace {
 
 using milliseconds = std::chrono::milliseconds;
 
-constexpr uint64_t SLOT = 1; /* messages of a pair of ranks keep their order */
+constexpr int SLOT = 1; /* messages of a pair of ranks keep their order */
 /* How long to wait, after an error, for the news of who is gone. */
 constexpr int BLAME_WAIT_MS = 1000;
-/* From a peer's end to the end of waits for it: what it sent before has long arrived. */
-constexpr int GRACE_MS = 300;
+/* Two ranks swap messages in pieces of this size, so that a piece is added up while it is in the cache. */
+constexpr size_t PIECE = 512 << 10;
 
 /* An error that crosses Gloo's frames. */
 struct Failure : public std::exception {
@@ -93,26 +94,7 @@ private:
 struct Rank {
     struct peers *peers = nullptr;
     milliseconds op_timeout;
-    std::mutex lock;
-    bool lost = false; /* a peer is gone: no wait may begin */
-    gloo::transport::UnboundBuffer *receiving = nullptr, *sending = nullptr;
     ~Rank() { peers_close(peers); }
-};
-
-/* From the watcher's thread. */
-void end_waits(void *arg)
-{
-    Rank &rank = *static_cast<Rank *>(arg);
-    std::lock_guard<std::mutex> hold(rank.lock);
-    rank.lost = true;
-    if (rank.receiving)
-        rank.receiving->abortWaitRecv();
-    if (rank.sending)
-        rank.sending->abortWaitSend();
-}
-
-struct Aborted : public std::exception {
-    const char *what() const noexcept override { return "the wait was ended"; }
 };
 
 struct Group {
@@ -187,6 +169,7 @@ int explain(struct comm *c, Group &g, const char *text, bool timed_out, struct e
 {
     g.dead = true;
     int lost = peers_blame(g.rank->peers, timed_out ? 0 : BLAME_WAIT_MS);
+    g.context->closeConnections(); /* who waits for us shall wait no longer */
     if (lost >= 0) {
         error_set(err, ERR_PEER_LOST, "lost rank %d", lost);
         return error_hint(err, "the cause is in the log of rank %d", lost);
@@ -225,43 +208,27 @@ template <typename Body> int guarded(struct comm *c, struct error *err, Body bod
 
 /* ---- operations ------------------------------------------------------------ */
 
-void watch(Rank &rank, gloo::transport::UnboundBuffer *receiving, gloo::transport::UnboundBuffer *sending)
+void send_to(Group &g, int to, const char *data, size_t bytes)
 {
-    std::lock_guard<std::mutex> hold(rank.lock);
-    rank.receiving = receiving;
-    rank.sending = sending;
-    if (rank.lost && (receiving || sending))
-        throw Aborted();
+    if (bytes)
+        g.context->getPair(to)->createSendBuffer(SLOT, const_cast<char *>(data), bytes)->send();
 }
 
-/* A range of bytes of a message buffer. */
-struct Range {
-    gloo::transport::UnboundBuffer &buffer;
-    size_t at, bytes;
-};
-
-/* Sends one range to a rank while receiving another; empty ones are not sent, on either side. */
-void exchange(Group &g, int to, const Range &give, int from, const Range &take)
+void receive_from(Group &g, int from, char *data, size_t bytes)
 {
-    Rank &rank = *g.rank;
-    watch(rank, take.bytes ? &take.buffer : nullptr, give.bytes ? &give.buffer : nullptr);
-    bool done = true;
-    try {
-        if (take.bytes)
-            take.buffer.recv(from, SLOT, take.at, take.bytes);
-        if (give.bytes)
-            give.buffer.send(to, SLOT, give.at, give.bytes);
-        if (take.bytes)
-            done = take.buffer.waitRecv(rank.op_timeout);
-        if (done && give.bytes)
-            done = give.buffer.waitSend(rank.op_timeout);
-    } catch (...) {
-        watch(rank, nullptr, nullptr);
-        throw;
-    }
-    watch(rank, nullptr, nullptr);
-    if (!done)
-        throw Aborted();
+    if (bytes)
+        g.context->getPair(from)->createRecvBuffer(SLOT, data, bytes)->waitRecv();
+}
+
+/* Sends to one neighbour and receives from the other. Sends block, so in every ring some rank, an odd one,
+ * must receive first. Empty messages are not sent, on either side. */
+void exchange(Group &g, int rank, int to, const char *give, size_t give_bytes, int from, char *take, size_t take_bytes)
+{
+    if (rank % 2 == 0)
+        send_to(g, to, give, give_bytes);
+    receive_from(g, from, take, take_bytes);
+    if (rank % 2)
+        send_to(g, to, give, give_bytes);
 }
 
 /* Chunks of a ring: `size` neighbours, as equal as whole elements allow. */
@@ -273,7 +240,8 @@ struct Ring {
     int chunk(int i) const { return (i % size + size) % size; }
     size_t begin(int i) const { return count / (size_t)size * (size_t)i + std::min((size_t)i, count % (size_t)size); }
     size_t elements(int i) const { return begin(i + 1) - begin(i); }
-    Range range(gloo::transport::UnboundBuffer &b, int i) const { return {b, begin(i) * element, elements(i) * element}; }
+    size_t bytes(int i) const { return elements(i) * element; }
+    char *at(char *data, int i) const { return data + begin(i) * element; }
 };
 
 char *room(Group &g, size_t bytes)
@@ -287,38 +255,37 @@ char *room(Group &g, size_t bytes)
  * that after size-1 steps it holds the whole of its own chunk. */
 void ring_reduce_scatter(Group &g, const Ring &ring, char *data, Reduction reduce)
 {
-    size_t largest = ring.elements(0) * ring.element;
-    char *received = room(g, largest);
-    auto out = g.context->createUnboundBuffer(data, ring.count * ring.element);
-    auto in = g.context->createUnboundBuffer(received, largest);
+    char *received = room(g, ring.bytes(0));
     for (int k = 0; k + 1 < ring.size; k++) {
         int give = ring.chunk(ring.rank - k - 1), take = ring.chunk(ring.rank - k - 2);
-        exchange(g, ring.right(), ring.range(*out, give), ring.left(), {*in, 0, ring.elements(take) * ring.element});
-        char *mine = data + ring.begin(take) * ring.element;
-        reduce(mine, received, mine, ring.elements(take));
+        exchange(g, ring.rank, ring.right(), ring.at(data, give), ring.bytes(give), ring.left(), received,
+                 ring.bytes(take));
+        reduce(ring.at(data, take), received, ring.at(data, take), ring.elements(take));
     }
 }
 
 /* In step k a rank passes on chunk rank-k and receives chunk rank-k-1 in its place. */
 void ring_all_gather(Group &g, const Ring &ring, char *data)
 {
-    auto out = g.context->createUnboundBuffer(data, ring.count * ring.element);
-    auto in = g.context->createUnboundBuffer(data, ring.count * ring.element);
-    for (int k = 0; k + 1 < ring.size; k++)
-        exchange(g, ring.right(), ring.range(*out, ring.chunk(ring.rank - k)), ring.left(),
-                 ring.range(*in, ring.chunk(ring.rank - k - 1)));
+    for (int k = 0; k + 1 < ring.size; k++) {
+        int give = ring.chunk(ring.rank - k), take = ring.chunk(ring.rank - k - 1);
+        exchange(g, ring.rank, ring.right(), ring.at(data, give), ring.bytes(give), ring.left(), ring.at(data, take),
+                 ring.bytes(take));
+    }
 }
 
 /* Two ranks: both halves of the ring at once, the same bytes in one round instead of two. Both compute
  * x0 + x1 in this order. */
 void swap_and_reduce(Group &g, const Ring &ring, char *data, Reduction reduce)
 {
-    size_t bytes = ring.count * ring.element;
-    char *theirs = room(g, bytes);
-    auto out = g.context->createUnboundBuffer(data, bytes);
-    auto in = g.context->createUnboundBuffer(theirs, bytes);
-    exchange(g, ring.right(), {*out, 0, bytes}, ring.left(), {*in, 0, bytes});
-    reduce(data, ring.rank ? theirs : data, ring.rank ? data : theirs, ring.count);
+    size_t all = ring.count * ring.element;
+    char *theirs = room(g, std::min(all, PIECE));
+    for (size_t at = 0; at < all; at += PIECE) {
+        size_t bytes = std::min(PIECE, all - at);
+        char *mine = data + at;
+        exchange(g, ring.rank, ring.right(), mine, bytes, ring.left(), theirs, bytes);
+        reduce(mine, ring.rank ? theirs : mine, ring.rank ? mine : theirs, bytes / ring.element);
+    }
 }
 
 /* Segments that lie one behind the other in memory go as one message. */
@@ -382,13 +349,16 @@ const struct comm_backend gloo_backend = {
 std::shared_ptr<gloo::rendezvous::Context> connect(int rank, int size, const std::string &group, int base,
                                                    const struct rendezvous *rv,
                                                    std::shared_ptr<gloo::transport::Device> &device,
-                                                   milliseconds timeout)
+                                                   milliseconds timeout, milliseconds op_timeout)
 {
     GroupStore store(rv, group, base, std::chrono::steady_clock::now() + timeout);
     auto context = std::make_shared<gloo::rendezvous::Context>(rank, size);
-    /* Gloo waits five times this long for a connection; the store has its own deadline. */
-    context->setTimeout(std::max(milliseconds(1), timeout / 5));
+    /* Gloo fixes a connection's deadline when it is made. */
+    context->setTimeout(op_timeout);
     context->connectFullMesh(store, device);
+    for (int i = 0; i < size; i++)
+        if (i != rank)
+            context->getPair(i)->setSync(true, false);
     return context;
 }
 
@@ -418,20 +388,18 @@ int gloo_comms_create(int rank, int world, int tp, const char *bind_address, con
         auto shared = std::make_shared<Rank>();
         shared->op_timeout = milliseconds(op_timeout_ms);
         int rc = peers_connect(rank, world, bind_address, rv, connect_timeout_ms, &shared->peers, err);
-        if (!rc)
-            rc = peers_watch(shared->peers, GRACE_MS, end_waits, shared.get(), err);
         if (rc)
             return rc;
         auto all = std::make_unique<Group>();
         all->rank = shared;
-        all->context = connect(rank, world, "world", 0, rv, device, timeout);
+        all->context = connect(rank, world, "world", 0, rv, device, timeout, shared->op_timeout);
         all->base = 0;
         auto slice = std::make_unique<Group>();
         slice->rank = shared;
         slice->base = rank / tp * tp;
         slice->context = tp == world ? all->context
                                      : connect(rank % tp, tp, "tp" + std::to_string(rank / tp), slice->base, rv, device,
-                                               timeout);
+                                               timeout, shared->op_timeout);
         fill(&out->world, out, GROUP_WORLD, rank, world, rank, all.release());
         fill(&out->tp, out, GROUP_TP, rank % tp, tp, rank, slice.release());
         return ERR_OK;
