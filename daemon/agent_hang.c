@@ -46,8 +46,7 @@ static void time_micro_batches(struct hang_watch *h, const struct rank_status *p
     uint64_t done = page->progress - h->seen.progress;
     if (!done)
         return;
-    /* Not across phases: what lies between two micro-batches there is something else. */
-    if (h->micro_ns && page->phase == h->seen.phase) {
+    if (h->micro_ns) {
         double each = (double)(now_ns - h->micro_ns) / (double)done;
         h->smoothed_ns += (each - h->smoothed_ns) * (h->smoothed_ns > 0 ? smoothing : 1);
     }
@@ -59,8 +58,8 @@ bool hang_look(struct hang_watch *h, const struct rank_status *page, int64_t now
     bool moved = !h->running || page->phase != h->seen.phase || page->progress != h->seen.progress ||
                  page->bytes != h->seen.bytes || page->step != h->seen.step;
     if (moved) {
-        if (h->running && page->phase != h->seen.phase)
-            h->micro_ns = 0;
+        if (h->running && (page->phase != h->seen.phase || h->reported))
+            h->micro_ns = 0; /* what lay between is no micro-batch */
         if (h->running)
             time_micro_batches(h, page, now_ns);
         h->running = true;
