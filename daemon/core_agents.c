@@ -66,10 +66,7 @@ static void rebuild_holdings(struct core *c, struct node *n, const Boost__Regist
         const Boost__LiveAttempt *x = m->attempts[i];
         bool ours = !x->store_id || strcmp(x->store_id, store_id) == 0;
         if (!x->alive) {
-            struct job *job;
-            struct attempt *a;
-            const struct attempt_part *part = live_part(c, n->name, x->job, x->attempt, &job, &a);
-            if (ours && (!part || part->lost))
+            if (ours) /* nothing of it runs; its NodeEnd says the rest */
                 node_release(c, n, x->job, x->attempt);
             continue;
         }

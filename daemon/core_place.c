@@ -210,6 +210,14 @@ static bool fill_parts(struct attempt *a, const struct core_start *s, int per_no
     return true;
 }
 
+static bool any_damaged(const struct job *job)
+{
+    for (int i = 0; i < job->n_checkpoints; i++)
+        if (job->checkpoints[i]->damaged)
+            return true;
+    return false;
+}
+
 /* The checkpoint is good (or there is none): the attempt begins. */
 static void start_commit(struct core *c, struct job *job)
 {
@@ -250,7 +258,7 @@ static void start_commit(struct core *c, struct job *job)
     else
         add_event(c, job, a->number, NULL, "controller", "started", "attempt %d on %s, from the initial weights%s",
                   a->number, placement ? placement : "?",
-                  job->checkpoint_step >= 0 ? ": no committed checkpoint of it verifies" : "");
+                  any_damaged(job) ? ": no committed checkpoint of it verifies" : "");
     free(placement);
 }
 
