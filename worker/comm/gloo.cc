@@ -381,15 +381,15 @@ int gloo_comms_create(int rank, int world, int tp, const char *bind_address, con
 {
     std::memset(out, 0, sizeof *out);
     try {
-        gloo::transport::tcp::attr attributes;
-        attributes.hostname = bind_address;
-        auto device = gloo::transport::tcp::CreateDevice(attributes);
         milliseconds timeout(connect_timeout_ms);
         auto shared = std::make_shared<Rank>();
         shared->op_timeout = milliseconds(op_timeout_ms);
         int rc = peers_connect(rank, world, bind_address, rv, connect_timeout_ms, &shared->peers, err);
         if (rc)
             return rc;
+        gloo::transport::tcp::attr attributes;
+        attributes.hostname = bind_address;
+        auto device = gloo::transport::tcp::CreateDevice(attributes);
         auto all = std::make_unique<Group>();
         all->rank = shared;
         all->context = connect(rank, world, "world", 0, rv, device, timeout, shared->op_timeout);
