@@ -49,6 +49,7 @@ static int tear_down(void **state)
 static void wait_for_step(int out, int64_t step)
 {
     FILE *f = fdopen(dup(out), "r");
+    setvbuf(f, NULL, _IONBF, 0);
     char line[512], want[64];
     snprintf(want, sizeof want, "step %lld/", (long long)step);
     while (fgets(line, sizeof line, f))

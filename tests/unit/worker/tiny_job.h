@@ -2,6 +2,7 @@
 #ifndef BOOST_TESTS_TINY_JOB_H
 #define BOOST_TESTS_TINY_JOB_H
 
+#include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -67,6 +68,7 @@ static inline pid_t tiny_job_start(const char *dir, const char *run_dir, const c
 {
     int fds[2] = {-1, -1};
     assert_int_equal(pipe(fds), 0);
+    fcntl(fds[1], F_SETPIPE_SZ, 4096); /* a child can run ahead of its reader by some 60 lines, not more */
     fflush(NULL);
     pid_t pid = fork();
     assert_true(pid >= 0);

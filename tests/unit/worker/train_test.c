@@ -55,6 +55,7 @@ static int run_job(const char *resume, const char *const *set, size_t n, const c
 static void wait_for(int out, const char *what)
 {
     FILE *f = fdopen(dup(out), "r");
+    setvbuf(f, NULL, _IONBF, 0);
     char line[512];
     bool found = false;
     while (!found && fgets(line, sizeof line, f))
