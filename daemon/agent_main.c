@@ -14,7 +14,7 @@
 #include "proto/base/fs.h"
 #include "proto/version.h"
 
-enum { MAX_SETS = 64, ASSIGNMENT = PATH_MAX + 64, CONFIG_ARENA = 4 << 20 };
+enum { EXIT_USAGE = 2, EXIT_IN_USE = 5, MAX_SETS = 64, ASSIGNMENT = PATH_MAX + 64, CONFIG_ARENA = 4 << 20 };
 
 struct options {
     const char *config, *keeper, *worker, *controller_socket;
@@ -84,7 +84,7 @@ static int parse(int argc, char **argv, struct options *o)
         case SET:
             if (o->set_count == MAX_SETS) {
                 fprintf(stderr, "boost-agent: more than %d --set\n", MAX_SETS);
-                return 2;
+                return EXIT_USAGE;
             }
             o->sets[o->set_count++] = optarg;
             break;
@@ -100,21 +100,21 @@ static int parse(int argc, char **argv, struct options *o)
         case LEVEL:
             if (seen & 1u << c || strlen(optarg) >= PATH_MAX) {
                 fprintf(stderr, "boost-agent: --%s is given twice or too long\n", fields[c]);
-                return 2;
+                return EXIT_USAGE;
             }
             seen |= 1u << c;
             add_set(o, fields[c], optarg);
             break;
         default:
             usage(stderr);
-            return 2;
+            return EXIT_USAGE;
         }
     }
     if (optind == argc)
         return -1;
     fprintf(stderr, "boost-agent: unexpected argument '%s'\n", argv[optind]);
     usage(stderr);
-    return 2;
+    return EXIT_USAGE;
 }
 
 /* `given`, made absolute, or the sibling of this program. */
@@ -165,5 +165,5 @@ int agent_main(int argc, char **argv)
     if (!rc)
         return 0;
     fprintf(stderr, "boost-agent: %s%s%s%s\n", err.message, err.hint[0] ? " (" : "", err.hint, err.hint[0] ? ")" : "");
-    return rc == ERR_USAGE ? 2 : 1;
+    return rc == ERR_USAGE || rc == ERR_INVALID ? EXIT_USAGE : rc == ERR_BUSY ? EXIT_IN_USE : 1;
 }

@@ -190,11 +190,19 @@ static int take_lock(struct agent *agent, struct error *err)
     agent->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (agent->lock_fd < 0)
         return error_errno(err, errno, "cannot open %s", path);
-    if (flock(agent->lock_fd, LOCK_EX | LOCK_NB) == 0)
+    char pid[24] = {0};
+    if (flock(agent->lock_fd, LOCK_EX | LOCK_NB) == 0) {
+        int len = snprintf(pid, sizeof pid, "%ld\n", (long)getpid());
+        if (ftruncate(agent->lock_fd, 0) < 0 || pwrite(agent->lock_fd, pid, (size_t)len, 0) != len)
+            log_line(LOG_DEBUG, "the lock file does not say whose it is");
         return ERR_OK;
+    }
     if (errno != EWOULDBLOCK)
         return error_errno(err, errno, "cannot lock %s", path);
-    error_set(err, ERR_BUSY, "another boost-agent runs with the state directory %s", agent->state_dir);
+    ssize_t n = pread(agent->lock_fd, pid, sizeof pid - 1, 0);
+    pid[n > 0 ? strcspn(pid, "\n") : 0] = '\0';
+    error_set(err, ERR_BUSY, "another boost-agent (pid %s) runs with the state directory %s", *pid ? pid : "?",
+              agent->state_dir);
     return error_hint(err, "stop it first, or give this one its own with --state-dir and another --node");
 }
 
