@@ -125,7 +125,7 @@ static void send_registered(struct core *c, struct node *n, const Boost__Registe
 /* The parts of live attempts here: go on, begin after all, or gone. */
 static void reconcile(struct core *c, struct node *n, const Boost__Register *m)
 {
-    for (struct job *job = c->active, *next; job; job = next) {
+    for (struct job *job = c->active.head, *next; job; job = next) {
         next = job->active.next;
         struct attempt *a = job_live_attempt(job);
         for (int p = 0; a && p < a->n_parts; p++) {

@@ -473,7 +473,7 @@ void checkpoints_work(struct core *c, struct job *job)
 int64_t checkpoints_run(struct core *c, int64_t now)
 {
     (void)now;
-    for (struct job *job = c->working, *next; job; job = next) {
+    for (struct job *job = c->working.head, *next; job; job = next) {
         next = job->working.next;
         checkpoints_work(c, job);
     }

@@ -104,6 +104,10 @@ struct change {
 /* A log request for a job that has not started. */
 struct parked_log;
 
+struct job_list {
+    struct job *head, *tail;
+};
+
 struct core {
     struct core_ops ops;
     struct core_store store;
@@ -115,7 +119,7 @@ struct core {
 
     struct job **jobs; /* by id, ascending */
     int n_jobs, cap_jobs;
-    struct job *active, *pending, *working;
+    struct job_list active, pending, working;
     struct node *nodes;
     struct task *tasks;
     uint64_t next_task;
@@ -146,6 +150,8 @@ int64_t now_wall(struct core *c);
 void core_log_line(struct core *c, enum core_log_level level, const char *fmt, ...) PRINTF_LIKE(3, 4);
 void due_at(struct core *c, int64_t mono_ns); /* core_run has something to do then */
 
+/* ---- core_change.c ---------------------------------------------------------------- */
+
 /* Every public function that may change something ends with it: one transaction of all that is marked. */
 void change_commit(struct core *c);
 void mark_job(struct core *c, struct job *job); /* its row is to be written, its version grows */
@@ -161,11 +167,13 @@ void after_durable(struct core *c, void (*fn)(struct core *, void *, int, const 
                    void (*drop)(void *));
 void progress_changed(struct core *c, struct job *job); /* something a summary shows, no row */
 
+/* ---- core_jobs.c ------------------------------------------------------------------ */
+
 /* Takes the transition: state, lists, immediate actions; the others run when it is durable. False: illegal, counted. */
 bool job_fire(struct core *c, struct job *job, enum job_event event);
 void job_reason(struct job *job, Boost__Reason__Value reason, const char *fmt, ...) PRINTF_LIKE(3, 4);
-void list_add(struct job **list, struct job *job, struct job_link *(*link)(struct job *));
-void list_remove(struct job **list, struct job *job, struct job_link *(*link)(struct job *));
+void list_add(struct job_list *list, struct job *job, struct job_link *(*link)(struct job *));
+void list_remove(struct job_list *list, struct job *job, struct job_link *(*link)(struct job *));
 struct job_link *link_active(struct job *job);
 struct job_link *link_pending(struct job *job);
 struct job_link *link_working(struct job *job);
@@ -232,7 +240,7 @@ void start_cancel(struct core *c, struct job *job); /* gives reserved devices ba
 void attempt_send(struct core *c, struct job *job, unsigned actions, const char *only_node);
 char *checkpoint_dir_of(struct core *c, const struct job *job); /* caller frees */
 
-/* ---- core_attempts.c: how an attempt goes and ends ------------------------------------ */
+/* ---- core_attempts.c: how an attempt goes ------------------------------------ */
 
 void attempt_rank_update(struct core *c, struct job *job, struct attempt *a, struct node *n,
                          const Boost__RankUpdate *u);
@@ -243,13 +251,22 @@ void attempt_part_over(struct core *c, struct job *job, struct attempt *a, const
 /* Anything but a rank's end: hang, lost node, rendezvous, refusal. Ignored when the cause is known already. */
 void attempt_fail(struct core *c, struct job *job, struct attempt *a, Boost__ExitClass__Value class,
                   Boost__Reason__Value reason, const char *kind, const char *node, const char *text);
-/* Ends it when all of it is over and nothing is waited for. */
-void attempt_try_close(struct core *c, struct job *job);
-void attempt_close(struct core *c, struct job *job); /* ACT_CLOSE_ATTEMPT */
+/* Finds the cause among the ends known; `force`: no more are to come, or not soon. */
+void attempt_decide(struct core *c, struct job *job, struct attempt *a, bool force);
 void attempt_mark_kill(struct core *c, struct job *job, struct attempt *a);
 void backoff_arm(struct core *c, struct job *job); /* ACT_BACKOFF */
 void grace_arm(struct core *c, struct job *job, struct attempt *a);
 int64_t attempt_run(struct core *c, struct job *job, int64_t now); /* its timers */
+
+/* ---- core_ending.c --------------------------------------------------------------------- */
+
+/* Ends the live attempt when all of it is over and nothing is waited for. */
+void attempt_try_close(struct core *c, struct job *job);
+void attempt_close(struct core *c, struct job *job); /* ACT_CLOSE_ATTEMPT */
+/* The event of the state that the job has come to. */
+void attempt_say_end(struct core *c, struct job *job, int attempt);
+void ack_rank_end(struct core *c, const struct job *job, struct attempt *a, int rank);
+/* All that the agents still owe of it, and that they may forget it. */
 void ack_attempt_ends(struct core *c, struct job *job, struct attempt *a);
 
 /* ---- core_cause.c: texts and classes of failures --------------------------------------- */

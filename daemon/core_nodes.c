@@ -217,7 +217,7 @@ static void node_down(struct core *c, struct node *n, int64_t now)
     tasks_lost(c, n);
     for (int i = 0; i < n->n_holdings; i++)
         n->holdings[i].kill_due = 0; /* an unreachable node is not waited for */
-    for (struct job *job = c->active, *next; job; job = next) {
+    for (struct job *job = c->active.head, *next; job; job = next) {
         next = job->active.next;
         struct attempt *a = job_live_attempt(job);
         if (job->starting)

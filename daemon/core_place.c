@@ -107,7 +107,7 @@ static struct node **choose(struct core *c, const struct job *job, const Boost__
 /* Anyone before it in the order who waits for devices that others hold? */
 static const struct job *blocker(struct core *c, const struct job *job, int priority, struct sched_answer *why)
 {
-    for (const struct job *ahead = c->pending; ahead && ahead != job; ahead = ahead->pending.next) {
+    for (const struct job *ahead = c->pending.head; ahead && ahead != job; ahead = ahead->pending.next) {
         if (!job && ahead->priority < priority)
             break;
         if (ahead->starting)
@@ -344,10 +344,20 @@ static void start_begin(struct core *c, struct job *job, struct node **nodes)
     start_next(c, job);
 }
 
+static bool any_open(struct core *c)
+{
+    for (const struct node *n = c->nodes; n; n = n->next)
+        if (node_usable(n) && n->admin == ADMIN(NONE))
+            return true;
+    return false;
+}
+
 void schedule_pass(struct core *c)
 {
     int64_t now = now_mono(c);
-    for (struct job *job = c->pending, *next; job; job = next) {
+    if (!any_open(c))
+        return; /* however many wait */
+    for (struct job *job = c->pending.head, *next; job; job = next) {
         struct sched_answer answer;
         next = job->pending.next;
         if (job->starting)

@@ -436,7 +436,7 @@ Boost__Totals *core_totals(struct core *c, struct arena *arena)
     boost__totals__init(t);
     t->has_running = t->has_recovering = t->has_queued = t->has_held = t->has_nodes_up = t->has_nodes_down = true;
     t->has_nodes_draining = t->has_devices = t->has_devices_busy = true;
-    for (struct job *job = c->active; job; job = job->active.next) {
+    for (struct job *job = c->active.head; job; job = job->active.next) {
         t->running += job->state == STATE(RUNNING) || job->state == STATE(STARTING) || job->state == STATE(STOPPING);
         t->recovering += job->state == STATE(RECOVERING);
         t->queued += job->state == STATE(QUEUED);

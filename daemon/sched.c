@@ -77,7 +77,7 @@ void sched_place(const struct sched_node *nodes, int n_nodes, const struct sched
             snprintf(out->text, sizeof out->text, "needs %d device%s on a node; the largest has %d", d, plural(d),
                      s.largest);
         else
-            snprintf(out->text, sizeof out->text, "needs %d nodes of %d device%s; %d are that large", request->nodes, d,
+            snprintf(out->text, sizeof out->text, "needs %d nodes of %d device%s; nodes that large: %d", request->nodes, d,
                      plural(d), s.big);
     } else {
         out->verdict = SCHED_WAIT;
@@ -86,7 +86,7 @@ void sched_place(const struct sched_node *nodes, int n_nodes, const struct sched
             snprintf(out->text, sizeof out->text, "needs %d device%s, %d of %d free", d, plural(d), s.best_free,
                      s.best_slots);
         else
-            snprintf(out->text, sizeof out->text, "needs %d nodes of %d device%s, %d have them free", request->nodes, d,
+            snprintf(out->text, sizeof out->text, "needs %d nodes of %d device%s; nodes with them free: %d", request->nodes, d,
                      plural(d), s.fit);
     }
 }
