@@ -471,37 +471,6 @@ def test_priority_and_what_a_job_waits_for(c):
     c.ok("cancel", never)
 
 
-# ---- failing --------------------------------------------------------------------------------
-
-
-@shared
-def test_restarts_used_up(c):
-    job = c.submit(endless(c, name="segfaults", tp=2, extra="restart { max_restarts: 1 no_progress_limit: 5 }"))
-    for attempt in (1, 2):
-        wait_event(c, job, "running", attempt=attempt)
-        os.kill(c.rank_pids(job, attempt)[1], signal.SIGSEGV)
-    row = c.wait_state(job, "FAILED", deadline=20)
-    assert row["reason"] == "RankSignal" and "rank 1 on n1: signal 11 (SIGSEGV" in row["info"], row
-    events = [e["text"] for e in c.events(job) if e["kind"] == "rank-exit"]
-    assert "restart 1 of 1" in events[0] and "all 1 restarts used" in events[1], events
-    assert ended(c.rank_pids(job, 2).values())
-    fails(c, 1, "FAILED", "wait", job)
-
-
-@shared
-def test_no_progress(c):
-    job = c.submit(endless(c, name="stuck", extra="restart { no_progress_limit: 2 }"))
-    for attempt in (1, 2):
-        wait_event(c, job, "running", attempt=attempt)
-        os.kill(c.rank_pids(job, attempt)[0], signal.SIGKILL)
-    row = c.wait_state(job, "HELD", deadline=20)
-    assert row["reason"] == "NoProgress", row
-    assert f"no progress in 2 attempts; release with: boostctl release {job}" in row["info"], row
-    c.ok("release", job)
-    wait_event(c, job, "running", attempt=3)
-    cancel_now(c, job)
-
-
 # ---- exit codes -----------------------------------------------------------------------------
 
 
