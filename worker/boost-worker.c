@@ -42,16 +42,10 @@ struct arguments {
     const char *set[MAX_SET];
 };
 
-static void on_term(int signal_number)
-{
-    (void)signal_number;
-    report_terminated = 1;
-}
-
 /* SIGPIPE and SIGXFSZ become errors of the calls that cause them. */
 static void set_signals(void)
 {
-    struct sigaction term = {.sa_handler = on_term, .sa_flags = SA_RESTART}, ignore = {.sa_handler = SIG_IGN};
+    struct sigaction term = {.sa_handler = report_terminate, .sa_flags = SA_RESTART}, ignore = {.sa_handler = SIG_IGN};
     sigaction(SIGTERM, &term, NULL);
     sigaction(SIGPIPE, &ignore, NULL);
     sigaction(SIGXFSZ, &ignore, NULL);
@@ -131,7 +125,7 @@ static int run_rank(const struct arguments *a, struct error *err)
         rc = start ? ERR_OK : error_context(err, "%s", path);
     }
     struct rank_orders orders = {.start = start, .rank = (int)a->rank, .log = stdout};
-    int code = rc ? rank_exit_code(err) : rank_run(&orders, err);
+    int code = rc ? RANK_EXIT_APP : rank_run(&orders, err); /* bad orders are not the user's fault */
     buffer_free(&bytes);
     arena_free(&arena);
     return code;

@@ -46,7 +46,7 @@ int64_t checkpoint_bytes(const struct checkpoint *c); /* of a shard */
 
 /* Reads the state of this rank from a checkpoint directory written with the same layout, weights into
  * the engine too. ERR_UNSUPPORTED: another layout. ERR_INVALID: another model or another batch size.
- * ERR_CORRUPT, ERR_NOT_FOUND: damaged or incomplete. `status` may be NULL. */
+ * ERR_CORRUPT: damaged or incomplete. `status` may be NULL. */
 MUST_USE int checkpoint_restore(const char *dir, const struct plan *plan, struct engine *engine, int rank,
                                 struct rank_status *status, struct run_position *at, struct error *err);
 /* Attempt number that wrote the directory "…/step-<n>.a<k>", from its name; 0 when it has another form. */

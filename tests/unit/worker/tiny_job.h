@@ -56,12 +56,6 @@ static inline void tiny_job_write(const char *dir, int tp, int steps, const char
     assert_int_equal(fs_write_atomic(path, job, (size_t)len, 0644, &err), 0);
 }
 
-static inline void tiny_job_on_term(int signal_number)
-{
-    (void)signal_number;
-    report_terminated = 1;
-}
-
 /* Runs the job in a child process whose standard output and error are the pipe *out (may be NULL: dropped). */
 static inline pid_t tiny_job_start(const char *dir, const char *run_dir, const char *resume, const char *const *set,
                                    size_t n_set, int *out)
@@ -84,7 +78,7 @@ static inline pid_t tiny_job_start(const char *dir, const char *run_dir, const c
     FILE *null = out ? NULL : fopen("/dev/null", "we");
     dup2(out ? fds[1] : fileno(null), 1);
     dup2(out ? fds[1] : fileno(null), 2);
-    signal(SIGTERM, tiny_job_on_term);
+    signal(SIGTERM, report_terminate);
     char job[256];
     struct error err;
     error_clear(&err);

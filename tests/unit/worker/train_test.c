@@ -293,7 +293,7 @@ static void a_checkpoint_that_does_not_fit_is_refused(void **state)
     assert_int_equal(truncate(shard, st.st_size - 1), 0);
     refused(from, NULL, RANK_EXIT_APP, "rank-00001-of-00002.safetensors");
     assert_int_equal(unlink(shard), 0);
-    refused(from, NULL, RANK_EXIT_SPEC, "rank-00001-of-00002.safetensors");
+    refused(from, NULL, RANK_EXIT_APP, "rank-00001-of-00002.safetensors");
 }
 
 /* ---- bad input --------------------------------------------------------------------------------- */
