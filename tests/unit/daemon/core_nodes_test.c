@@ -602,7 +602,9 @@ static void a_thousand_histories(void **state)
 {
     (void)state;
     const char *only = getenv("CORE_SEED");
-    int first = only ? (int)strtol(only, NULL, 10) : 0, count = only ? 1 : 1000;
+    const char *more = getenv("CORE_SEEDS");
+    int first = only ? (int)strtol(only, NULL, 10) : 0;
+    int count = more ? (int)strtol(more, NULL, 10) : only ? 1 : 1000;
     for (int seed = first; seed < first + count; seed++) {
         struct history h = { .w = world_new(), .seed = 0x9E3779B97F4A7C15ULL * (uint64_t)(seed + 1) };
         struct world *w = h.w;

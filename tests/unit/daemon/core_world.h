@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <poll.h>
 
 #include "daemon/core.h"
 #include "proto/base/clock.h"
@@ -369,6 +370,8 @@ struct queued { /* a message on its way to the core */
 
 struct world {
     struct mem_store *store;
+    struct store *real; /* instead of it, when not NULL */
+    const char *store_id;
     struct core *core;
     struct core_store api;
     struct core_ops ops;
@@ -578,9 +581,20 @@ HELPER void kill_all(struct world *w, struct fake_agent *a, struct fake_attempt 
     say_node_end(w, a, x);
 }
 
-HELPER void on_start(struct fake_agent *a, const Boost__AttemptStart *s)
+HELPER void on_start(struct world *w, struct fake_agent *a, const Boost__AttemptStart *s)
 {
     struct fake_attempt *x = fake_find(a, s->job, s->attempt);
+    /* Elsewhere an older attempt may only run on when its node was given up and it is fenced. */
+    for (int i = 0; i < w->n_agents; i++) {
+        const struct fake_agent *b = &w->agents[i];
+        for (int k = 0; k < b->n_attempts; k++) {
+            const struct fake_attempt *y = &b->attempts[k];
+            if (y->job != s->job || y->attempt == s->attempt || !y->alive || y->forgotten)
+                continue;
+            assert_true(y->attempt < s->attempt);
+            assert_true(job_attempt(core_job(w->core, y->job), y->attempt)->fenced);
+        }
+    }
     if (x) {
         x->starts++;
         return;
@@ -726,7 +740,7 @@ HELPER bool world_send(void *arg, const char *node, const Boost__ControllerMessa
     Boost__ControllerMessage *copy = boost__controller_message__unpack(NULL, len, bytes);
     assert_non_null(copy);
     switch (copy->body_case) {
-    case BOOST__CONTROLLER_MESSAGE__BODY_START: on_start(a, copy->start->start); break;
+    case BOOST__CONTROLLER_MESSAGE__BODY_START: on_start(w, a, copy->start->start); break;
     case BOOST__CONTROLLER_MESSAGE__BODY_STOP: on_stop(w, a, copy->stop); break;
     case BOOST__CONTROLLER_MESSAGE__BODY_TASK: on_task(w, a, copy->task); break;
     case BOOST__CONTROLLER_MESSAGE__BODY_REGISTERED: on_verdicts(w, a, copy->registered); break;
@@ -804,6 +818,7 @@ HELPER struct world *world_new(void)
     w->store = calloc(1, sizeof *w->store);
     assert_non_null(w->store);
     arena_init(&w->store->mem, (size_t)1 << 30);
+    w->store_id = mem_id(NULL);
     w->now = 1000 * NS_PER_S;
     w->wall_offset = INT64_C(1700000000) * NS_PER_S;
     w->seed = 88172645463325252ULL;
@@ -875,6 +890,17 @@ HELPER void deliver_one(struct world *w)
     free(q);
 }
 
+HELPER bool settle(struct world *w)
+{
+    if (!w->real)
+        return mem_settle(w->store);
+    struct pollfd p = { .fd = store_fd(w->real), .events = POLLIN };
+    if (poll(&p, 1, 50) <= 0)
+        return false;
+    store_dispatch(w->real);
+    return true;
+}
+
 /* Until nothing moves without time passing. */
 HELPER void pump(struct world *w)
 {
@@ -885,7 +911,7 @@ HELPER void pump(struct world *w)
             deliver_one(w);
             moved = true;
         }
-        moved = mem_settle(w->store) || moved;
+        moved = settle(w) || moved;
         if (!moved && core_run(w->core) > w->now)
             return;
     }
@@ -963,7 +989,7 @@ HELPER int try_register(struct world *w, struct fake_agent *a, struct error *err
         l->has_job = l->has_attempt = l->has_alive = 1;
         l->job = x->job;
         l->attempt = x->attempt;
-        l->store_id = (char *)(uintptr_t) "0badcafe";
+        l->store_id = (char *)(uintptr_t)w->store_id;
         l->alive = x->alive;
         l->n_ranks = (size_t)x->n_ranks;
         l->ranks = x->ranks;
