@@ -148,7 +148,7 @@ def twin_of(c, **options):
 
 def newest_committed(c, job, attempt):
     """Highest step that this attempt committed, 0 if none; also those that retention has deleted since."""
-    rows = c.json("ckpt", "ls", job)["checkpoints"]
+    rows = c.json("ckpt", "ls", job, "-a")["checkpoints"]
     return max([k["step"] for k in rows if k["attempt"] == attempt and k["state"] in
                 ("COMMITTED", "DELETING", "DELETED")], default=0)
 
