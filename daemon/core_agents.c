@@ -48,6 +48,19 @@ static struct attempt_part *live_part(struct core *c, const char *node, int64_t 
     return NULL;
 }
 
+static Boost__Verdict__What verdict(struct core *c, const struct node *n, const Boost__LiveAttempt *x)
+{
+    struct job *job;
+    struct attempt *a;
+    const struct attempt_part *part = live_part(c, n->name, x->job, x->attempt, &job, &a);
+    if (part && !part->lost && !part->gone)
+        return BOOST__VERDICT__WHAT__KEEP;
+    if (x->alive)
+        return BOOST__VERDICT__WHAT__FENCE;
+    /* Lost with the node and now confirmed: its attempt may still be open for other nodes' sake. */
+    return BOOST__VERDICT__WHAT__FORGET;
+}
+
 /* What takes the node's devices, from what the agent lists and what the core has begun there. */
 static void rebuild_holdings(struct core *c, struct node *n, const Boost__Register *m)
 {
@@ -71,21 +84,12 @@ static void rebuild_holdings(struct core *c, struct node *n, const Boost__Regist
             continue;
         }
         /* Another store's attempt takes devices too: its job number is kept apart by its sign. */
-        node_hold(n, ours ? x->job : -x->job, x->attempt, (int)x->n_ranks);
+        struct holding *h = node_hold(n, ours ? x->job : -x->job, x->attempt, (int)x->n_ranks);
+        /* Drained by an earlier run of the controller: what it waited for is among these. */
+        if (h && ours && verdict(c, n, x) == BOOST__VERDICT__WHAT__FENCE && n->admin == ADMIN(DRAINING))
+            h->overdue = true;
     }
-}
-
-static Boost__Verdict__What verdict(struct core *c, const struct node *n, const Boost__LiveAttempt *x)
-{
-    struct job *job;
-    struct attempt *a;
-    const struct attempt_part *part = live_part(c, n->name, x->job, x->attempt, &job, &a);
-    if (part && !part->lost && !part->gone)
-        return BOOST__VERDICT__WHAT__KEEP;
-    if (x->alive)
-        return BOOST__VERDICT__WHAT__FENCE;
-    /* Lost with the node and now confirmed: its attempt may still be open for other nodes' sake. */
-    return BOOST__VERDICT__WHAT__FORGET;
+    node_undrain(c, n);
 }
 
 static void send_registered(struct core *c, struct node *n, const Boost__Register *m)

@@ -206,6 +206,8 @@ void node_release(struct core *c, struct node *n, int64_t job, int attempt);
 int node_free_slots(const struct node *n);
 bool node_usable(const struct node *n); /* UP and connected */
 void node_drain(struct core *c, struct node *n, const char *reason);
+/* Ends the controller's own drain, once nothing overdue is left: what it was for is confirmed after all. */
+void node_undrain(struct core *c, struct node *n);
 /* Something came from it. */
 void node_seen(struct core *c, struct node *n);
 int64_t nodes_run(struct core *c, int64_t now);

@@ -69,8 +69,7 @@ struct holding *node_hold(struct node *n, int64_t job, int attempt, int slots)
     return &list[n->n_holdings++];
 }
 
-/* The controller's own drain ends when what it was for is confirmed after all. */
-static void undrain(struct core *c, struct node *n)
+void node_undrain(struct core *c, struct node *n)
 {
     for (int i = 0; i < n->n_holdings; i++)
         if (n->holdings[i].overdue)
@@ -95,7 +94,7 @@ void node_release(struct core *c, struct node *n, int64_t job, int attempt)
     *h = n->holdings[--n->n_holdings];
     c->schedule = true;
     if (overdue)
-        undrain(c, n);
+        node_undrain(c, n);
 }
 
 int node_free_slots(const struct node *n)

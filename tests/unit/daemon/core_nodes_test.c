@@ -184,7 +184,34 @@ static void an_agent_without_the_attempt_has_lost_it(void **state)
     world_free(w);
 }
 
-/* A StartAttempt that a broken connection swallowed is sent again. */
+
+/* A hang was reported, and the ranks came to their end before the kill reached them. */
+static void a_job_given_up_may_still_have_finished(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    a->obeys_kill = false;
+    Boost__HangReport h = BOOST__HANG_REPORT__INIT;
+    Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
+    h.has_job = h.has_attempt = h.has_rank = 1;
+    h.job = id;
+    h.attempt = 1;
+    m.body_case = BOOST__AGENT_MESSAGE__BODY_HANG;
+    m.hang = &h;
+    say(w, "n1", &m);
+    pump(w);
+    assert_state(w, id, RECOVERING);
+    say_finished(w, a, x);
+    pump(w);
+    assert_state(w, id, COMPLETED);
+    assert_int_equal(job_of(w, id)->checkpoint_step, 100);
+    world_free(w);
+}
+
 static void a_lost_start_is_sent_again(void **state)
 {
     (void)state;
@@ -529,6 +556,9 @@ static void something_of_a_rank(struct history *h)
     case 1: say_end_of(h->w, a, x, i, (struct end){ .exit_code = (int)(64 + pick(h, 4) % 3) }); break;
     case 2: say_end_of(h->w, a, x, i, (struct end){ .exit_code = 1 }); break;
     case 3:
+        for (int r = 0; r < x->n_ranks; r++)
+            if (x->ended[r])
+                return;
         if (x->step < x->steps) {
             say_step(h->w, a, x, x->steps);
             say_finished(h->w, a, x);
@@ -664,6 +694,7 @@ int main(void)
         cmocka_unit_test(it_recovers_elsewhere_meanwhile),
         cmocka_unit_test(an_agent_restart_restarts_no_rank),
         cmocka_unit_test(an_agent_without_the_attempt_has_lost_it),
+        cmocka_unit_test(a_job_given_up_may_still_have_finished),
         cmocka_unit_test(a_lost_start_is_sent_again),
         cmocka_unit_test(a_second_agent_of_the_name_is_refused),
         cmocka_unit_test(it_comes_back_in_every_state),
