@@ -1,5 +1,5 @@
 /* The rendezvous socket: ranks' key-value requests go to the controller and the answers
- * back (control-plane.md 8). A request outlives a lost link: it is asked again. */
+ * back. A request outlives a lost link: it is asked again. */
 #ifndef BOOST_DAEMON_AGENT_RENDEZVOUS_H
 #define BOOST_DAEMON_AGENT_RENDEZVOUS_H
 

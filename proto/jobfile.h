@@ -1,5 +1,5 @@
 /* The job file: one JobSpec in binary protobuf, protobuf text or JSON; which one
- * is told by content (control-plane.md 6). Syntax and schema only: ranges are
+ * is told by content. Syntax and schema only: ranges are
  * proto/validate.h, layout is worker/plan. Blocking file access. */
 #ifndef BOOST_PROTO_JOBFILE_H
 #define BOOST_PROTO_JOBFILE_H

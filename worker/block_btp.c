@@ -1,4 +1,4 @@
-/* A decoder block under BTP (training.md 1.3): the chunk boundary sits at the bottleneck. B of one
+/* A decoder block under BTP: the chunk boundary sits at the bottleneck. B of one
  * pair, what follows it, and A of the next pair work on this rank's columns; only the r-wide
  * latents are summed over tp, once forward (with the norm's statistic) and once backward.
  * Shapes and derivations: worker/README.md. */

@@ -1,4 +1,4 @@
-/* Both ends of the network on hidden shards (training.md 1.4, the cheaper edges).
+/* Both ends of the network on hidden shards (worker/README.md, "The edges").
  *
  * Embedding: untied, the table is cut along hidden and needs no communication; tied, it is the
  * head's table, cut along the vocabulary, and each rank's hits are summed straight into hidden

@@ -1,4 +1,4 @@
-/* fp32.h: norm, residual and bottleneck; training.md 7.3. */
+/* fp32.h: norm, residual and bottleneck; worker/README.md, "Online RMSNorm". */
 #include "kernels/cpu/fp32.h"
 
 void fp32_residual_gain(struct kstream *ks, int64_t T, int64_t w, const void *x, const void *y, const void *gain,

@@ -1,4 +1,4 @@
-/* fp64.h: norm, residual and bottleneck; training.md 7.3. */
+/* fp64.h: norm, residual and bottleneck; worker/README.md, "Online RMSNorm". */
 #include <math.h>
 
 #include "kernels/cpu/fp64.h"

@@ -20,7 +20,7 @@
 enum comm_group { GROUP_WORLD, GROUP_TP, GROUP_PP, GROUP_DP, GROUP_COUNT };
 enum comm_kind { COMM_ALL_REDUCE, COMM_REDUCE_SCATTER, COMM_ALL_GATHER, COMM_KIND_COUNT };
 enum comm_op { COMM_SUM, COMM_MAX };
-/* What a call belongs to; training.md's formulas are per pass. */
+/* What a call belongs to; the formulas of worker/plan/README.md are per pass. */
 enum comm_pass { PASS_FORWARD, PASS_BACKWARD, PASS_RECOMPUTE, PASS_STEP, PASS_EVAL, PASS_COUNT };
 
 struct comm_segment {

@@ -1,4 +1,4 @@
-/* Collectives of a step in closed form: training.md 7.1, derivations in worker/plan/README.md. */
+/* Collectives of a step in closed form; derivations in worker/plan/README.md. */
 #include <string.h>
 
 #include "worker/plan/plan.h"

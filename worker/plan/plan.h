@@ -90,7 +90,7 @@ struct plan_comm {
     int64_t elements;
 };
 /* [kind][pass] of a training step of one rank with `accumulation` micro-batches, and of one evaluation
- * micro-batch (PASS_EVAL), in the tp group; `world` gives the agreement. Formulas: training.md 7.1,
+ * micro-batch (PASS_EVAL), in the tp group; `world` gives the agreement. Formulas:
  * worker/plan/README.md. Indices are enum comm_kind, comm_pass of worker/comm/comm.h by number
  * (this library includes nothing above it; worker/step.c asserts that they agree). */
 enum { PLAN_ALL_REDUCE, PLAN_REDUCE_SCATTER, PLAN_ALL_GATHER, PLAN_KINDS };

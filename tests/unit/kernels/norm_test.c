@@ -1,5 +1,5 @@
 /* residual_gain, norm_apply, gain_backward, latent_forward, latent_backward, norm_k against their formulas, and the
- * whole online norm (training.md 7.3) on one and two shards against central differences. */
+ * whole online norm on one and two shards against central differences. */
 #include "check.h"
 
 static const struct {

@@ -127,7 +127,7 @@ static void roles_decay_and_scale(void **state)
     job_close(&j);
 }
 
-/* training.md 7.1 written out once more, for T = 60, d = 24, r = 5, L = 3, two micro-batches. */
+/* the formulas of worker/plan/README.md written out once more, for T = 60, d = 24, r = 5, L = 3, two micro-batches. */
 static void communication_in_closed_form(void **state)
 {
     (void)state;

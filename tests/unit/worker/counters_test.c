@@ -1,4 +1,4 @@
-/* Every collective of a step is counted, and the counts are training.md 7.1's, both from
+/* Every collective of a step is counted, and the counts are those of worker/plan/README.md, both from
  * plan_comm_counts() and written out once more here. */
 #include "tests/unit/worker/tiny.h"
 
