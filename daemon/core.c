@@ -39,32 +39,42 @@ void due_at(struct core *c, int64_t mono_ns)
 
 /* ---- timers --------------------------------------------------------------------------------- */
 
+/* Looks at every timer there is; only when one is due. */
+static void run_timers(struct core *c, int64_t now)
+{
+    c->due = INT64_MAX;
+    due_at(c, nodes_run(c, now));
+    due_at(c, tasks_run(c, now));
+    if (now >= c->kv_due)
+        c->kv_due = kv_expire(c->kv, now);
+    due_at(c, c->kv_due);
+    for (struct job *job = c->active.head, *next; job; job = next) {
+        next = job->active.next;
+        due_at(c, attempt_run(c, job, now));
+    }
+    parked_run(c, now);
+    due_at(c, parked_due(c));
+    c->work = c->work || c->working.head;
+}
+
 int64_t core_run(struct core *c)
 {
     int64_t now = now_mono(c);
     /* A pass may make more work; what it makes is due at once, so a bounded number of rounds. */
     for (int round = 0; round < 8 && (now >= c->due || c->schedule || c->work); round++) {
-        c->due = INT64_MAX;
-        due_at(c, nodes_run(c, now));
-        due_at(c, tasks_run(c, now));
-        if (now >= c->kv_due)
-            c->kv_due = kv_expire(c->kv, now);
-        due_at(c, c->kv_due);
-        for (struct job *job = c->active.head, *next; job; job = next) {
-            next = job->active.next;
-            due_at(c, attempt_run(c, job, now));
+        if (now >= c->due)
+            run_timers(c, now);
+        if (c->work) {
+            c->work = false;
+            checkpoints_run(c);
         }
-        c->work = false;
-        due_at(c, checkpoints_run(c, now));
         if (c->schedule) {
             c->schedule = false;
             schedule_pass(c);
         }
-        parked_run(c, now);
-        due_at(c, parked_due(c));
         change_commit(c);
     }
-    return c->due;
+    return c->schedule || c->work ? 0 : c->due;
 }
 
 /* ---- making and ending ----------------------------------------------------------------------- */

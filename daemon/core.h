@@ -95,7 +95,8 @@ void core_submit(struct core *c, const Boost__JobSpec *spec, const struct core_u
 /* Dry run: validates and resolves (caller frees *resolved); *would_wait with its reason (arena). */
 MUST_USE int core_dry_run(struct core *c, const Boost__JobSpec *spec, const struct core_user *user, struct arena *arena,
                           Boost__JobSpec **resolved, bool *would_wait, const char **reason, struct error *err);
-/* `text` (arena) says what will happen. Refused with the reason when the state does not allow it. The reply comes
+/* `text` says what will happen, the job's number not included ("finishes its step, checkpoints (at most 30 s) and is
+ * HELD"); it is the core's until the reply returns. Refused with the reason when the state does not allow it. The reply comes
  * when the change is durable. */
 void core_control(struct core *c, Boost__ControlRequest__Verb verb, int64_t job, bool now,
                   const struct core_user *user, void (*reply)(void *arg, int rc, const struct error *err, const char *text),

@@ -160,7 +160,7 @@ static struct attempt_part *part_on(struct attempt *a, const char *node)
     return NULL;
 }
 
-static void reached_step(struct job *job, struct attempt *a, int64_t step)
+void attempt_reached(struct job *job, struct attempt *a, int64_t step)
 {
     if (step > a->to_step)
         a->to_step = step;
@@ -183,7 +183,7 @@ void attempt_rank_update(struct core *c, struct job *job, struct attempt *a, str
     if (further)
         a->progress_mono = now_mono(c);
     if (u->step > a->from_step)
-        reached_step(job, a, u->step);
+        attempt_reached(job, a, u->step);
     bool met = true, stepped = true;
     for (int i = 0; i < a->world; i++) {
         met = met && a->ranks[i].heard && a->ranks[i].phase >= PHASE(LOADING);
@@ -247,7 +247,7 @@ void attempt_rank_end(struct core *c, struct job *job, struct attempt *a, struct
         return; /* not acknowledged: it comes again */
     if (r->end->last_step > r->step)
         r->step = r->end->last_step;
-    reached_step(job, a, r->end->last_step);
+    attempt_reached(job, a, r->end->last_step);
     progress_changed(c, job);
     if (r->end->class != CLASS(CLEAN) && r->end->class != CLASS(KILLED)) {
         fail_begins(c, job, a);

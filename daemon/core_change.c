@@ -82,8 +82,11 @@ void add_event(struct core *c, struct job *job, int attempt, const char *node, c
     va_start(args, fmt);
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
-    core_log_line(c, CORE_LOG_INFO, "job %lld%s%s: %s: %s", job ? (long long)job->id : 0LL, node ? " node " : "",
-                  node ? node : "", kind, text);
+    if (job)
+        core_log_line(c, CORE_LOG_INFO, "job %lld%s%s: %s: %s", (long long)job->id, node ? " node " : "",
+                      node ? node : "", kind, text);
+    else
+        core_log_line(c, CORE_LOG_INFO, "%s: %s", kind, text);
     if (!open_change(c))
         return;
     c->store.add_event(c->txn, &(struct store_event){ .id = c->next_event_id++,

@@ -276,6 +276,7 @@ static void shard_stored(struct core *c, struct job *job, struct checkpoint *k, 
     s->crc32c = x->crc32c;
     s->write_ms = x->write_ms;
     k->n_shards++;
+    attempt_reached(job, job_attempt(job, k->attempt), k->step);
     put_shard(c, job, k, rank);
     mark_checkpoint(c, job, k);
 }
@@ -470,12 +471,10 @@ void checkpoints_work(struct core *c, struct job *job)
     }
 }
 
-int64_t checkpoints_run(struct core *c, int64_t now)
+void checkpoints_run(struct core *c)
 {
-    (void)now;
     for (struct job *job = c->working.head, *next; job; job = next) {
         next = job->working.next;
         checkpoints_work(c, job);
     }
-    return INT64_MAX;
 }

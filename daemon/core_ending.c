@@ -210,6 +210,7 @@ void attempt_close(struct core *c, struct job *job)
     checkpoints_abandon_open(c, job, a, "its attempt ended");
     trim_tails(a);
     mark_attempt(c, job, a);
+    c->work = true; /* what could not be deleted under it */
     struct closing *x = calloc(1, sizeof *x);
     if (x) {
         *x = (struct closing){ .job = job->id, .attempt = a->number };

@@ -244,6 +244,8 @@ char *checkpoint_dir_of(struct core *c, const struct job *job); /* caller frees 
 
 /* ---- core_attempts.c: how an attempt goes ------------------------------------ */
 
+/* Some rank says that `step` steps are done. */
+void attempt_reached(struct job *job, struct attempt *a, int64_t step);
 void attempt_rank_update(struct core *c, struct job *job, struct attempt *a, struct node *n,
                          const Boost__RankUpdate *u);
 void attempt_rank_end(struct core *c, struct job *job, struct attempt *a, struct node *n, const Boost__ExitRecord *x);
@@ -290,7 +292,7 @@ void checkpoints_abandon_open(struct core *c, struct job *job, const struct atte
 int checkpoints_open(const struct job *job, const struct attempt *a);
 void checkpoints_retain(struct core *c, struct job *job);
 void checkpoints_work(struct core *c, struct job *job); /* sends the tasks that are due */
-int64_t checkpoints_run(struct core *c, int64_t now);
+void checkpoints_run(struct core *c); /* all that have work; their next tries are due_at() */
 /* Newest COMMITTED that is not damaged, below `below` when it is not NULL. */
 struct checkpoint *checkpoints_newest(const struct job *job, const struct checkpoint *below);
 void checkpoint_damaged(struct core *c, struct job *job, struct checkpoint *k, const char *node, const char *why);

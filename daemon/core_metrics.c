@@ -118,8 +118,10 @@ void metrics_batch(struct core *c, struct job *job, struct attempt *a, struct no
         ok = row_of(b->records[i], &mem, &rows[i]);
         if (b->records[i]->seq > seq)
             seq = b->records[i]->seq;
-        if (ok && b->rank == 0 && newest)
+        if (ok && b->rank == 0 && newest) {
             show(job, b->records[i]);
+            attempt_reached(job, a, b->records[i]->step);
+        }
     }
     if (!ok || b->n_records == 0) {
         free(owed); /* not acknowledged: it comes again */

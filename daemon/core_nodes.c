@@ -128,6 +128,7 @@ static void set_liveness(struct core *c, struct node *n, Boost__NodeLiveness__Va
         return;
     n->liveness = to;
     c->schedule = true;
+    c->work = true;
 }
 
 void node_seen(struct core *c, struct node *n)

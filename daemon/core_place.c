@@ -250,6 +250,7 @@ static void start_commit(struct core *c, struct job *job)
     job_reason(job, REASON(NONE), "%s", "");
     mark_attempt(c, job, a);
     job_fire(c, job, EV_PLACED);
+    due_at(c, job_time_limit_due(c, job));
     char *placement = attempt_placement(a);
     if (from)
         add_event(c, job, a->number, NULL, "controller", "started",

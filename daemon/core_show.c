@@ -355,8 +355,9 @@ Boost__ShowReply *core_show(struct core *c, const struct job *job, struct arena 
     s->n_waits = w.n;
     account_totals(c, job, g);
     s->goodput = g;
-    s->reason_text = job->reason_text && *job->reason_text ? arena_strdup(arena, job->reason_text)
-                                                           : arena_strdup(arena, s->summary->info);
+    bool waits = job->state == STATE(QUEUED) || job->state == STATE(RECOVERING);
+    const char *why = job->reason_text ? job->reason_text : "";
+    s->reason_text = arena_strdup(arena, !*why && waits ? s->summary->info : why);
     s->has_restarts_used = true;
     s->restarts_used = job->restarts_used;
     return s->reason_text ? s : NULL;
