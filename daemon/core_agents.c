@@ -326,8 +326,8 @@ static void on_refused(struct core *c, struct node *n, const Boost__AttemptRefus
         return;
     char text[1024];
     const char *why = x->text && *x->text ? x->text : "no reason given";
-    snprintf(text, sizeof text, "%s refused to start it: %.500s%s%.300s", n->name, why,
-             x->hint && *x->hint ? "; " : "", x->hint ? x->hint : "");
+    snprintf(text, sizeof text, "%s refused to start it: %.500s%s%.300s", n->name, why, x->hint && *x->hint ? "; " : "",
+             x->hint ? x->hint : "");
     bool spec = x->class_ == CLASS(SPEC);
     Boost__Reason__Value reason = x->reason;
     if (reason == REASON(NONE))
@@ -389,7 +389,7 @@ void kv_answered(void *arg, const struct kv_asker *asker, const void *value, siz
 static void on_kv(struct core *c, struct node *n, const Boost__KvForward *x)
 {
     struct job *job;
-    struct kv_asker asker = { .id = x->id, .job = x->job, .attempt = x->attempt, .rank = x->rank };
+    struct kv_asker asker = {.id = x->id, .job = x->job, .attempt = x->attempt, .rank = x->rank};
     snprintf(asker.node, sizeof asker.node, "%s", n->name);
     struct attempt *a = attempt_for(c, n, x->job, x->attempt, x->rank, true, &job);
     if (!a || a->failing) {

@@ -168,8 +168,7 @@ void attempt_reached(struct job *job, struct attempt *a, int64_t step)
         job->step = step;
 }
 
-void attempt_rank_update(struct core *c, struct job *job, struct attempt *a, struct node *n,
-                         const Boost__RankUpdate *u)
+void attempt_rank_update(struct core *c, struct job *job, struct attempt *a, struct node *n, const Boost__RankUpdate *u)
 {
     struct rank *r = &a->ranks[u->rank];
     bool further = u->step > r->step || u->progress > r->progress || u->phase != r->phase;
@@ -210,17 +209,17 @@ static struct rank_end *end_of(struct core *c, const Boost__ExitRecord *x)
     struct rank_end *e = calloc(1, sizeof *e);
     if (!e)
         return NULL;
-    *e = (struct rank_end){ .class = classify(x),
-                            .exit_code = x->exit_code,
-                            .signal = x->signal,
-                            .core_dumped = x->core_dumped,
-                            .killed_by_us = x->killed_by_us,
-                            .oom = x->oom,
-                            .done = x->done,
-                            .lost = x->lost,
-                            .seq = x->seq,
-                            .arrival = ++c->arrivals,
-                            .last_step = x->has_last_step ? x->last_step : -1 };
+    *e = (struct rank_end){.class = classify(x),
+                           .exit_code = x->exit_code,
+                           .signal = x->signal,
+                           .core_dumped = x->core_dumped,
+                           .killed_by_us = x->killed_by_us,
+                           .oom = x->oom,
+                           .done = x->done,
+                           .lost = x->lost,
+                           .seq = x->seq,
+                           .arrival = ++c->arrivals,
+                           .last_step = x->has_last_step ? x->last_step : -1};
     if (x->error)
         e->error = strndup(x->error, 4096);
     size_t len = x->log_tail.len < LIMIT_LOG_LINE ? x->log_tail.len : LIMIT_LOG_LINE;
@@ -264,12 +263,12 @@ static void missing_ends(struct attempt *a, struct attempt_part *part, int64_t *
             continue;
         r->end = calloc(1, sizeof *r->end);
         if (r->end)
-            *r->end = (struct rank_end){ .class = a->kill ? CLASS(KILLED) : CLASS(INFRA),
-                                         .lost = true,
-                                         .killed_by_us = a->kill,
-                                         .seq = INT64_MAX,
-                                         .arrival = ++*arrivals,
-                                         .last_step = -1 };
+            *r->end = (struct rank_end){.class = a->kill ? CLASS(KILLED) : CLASS(INFRA),
+                                        .lost = true,
+                                        .killed_by_us = a->kill,
+                                        .seq = INT64_MAX,
+                                        .arrival = ++*arrivals,
+                                        .last_step = -1};
     }
 }
 
@@ -349,8 +348,7 @@ static int64_t live_run(struct core *c, struct job *job, struct attempt *a, int6
         rendezvous_over(c, job, a);
     if (a->grace_due && now >= a->grace_due && !a->kill) {
         add_event(c, job, a->number, NULL, "controller", "stop-overdue",
-                  "not stopped %.0f s after it was asked to: killed",
-                  (double)(now - a->grace_from) / (double)NS_PER_S);
+                  "not stopped %.0f s after it was asked to: killed", (double)(now - a->grace_from) / (double)NS_PER_S);
         job_fire(c, job, EV_GRACE_OVER);
     }
     if (a->close_due && now >= a->close_due)

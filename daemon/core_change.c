@@ -63,14 +63,14 @@ void put_shard(struct core *c, struct job *job, struct checkpoint *k, int rank)
     const struct checkpoint_shard *s = &k->shards[rank];
     if (!open_change(c))
         return;
-    c->store.put_shard(c->txn, &(struct store_shard){ .job = job->id,
-                                                      .step = k->step,
-                                                      .attempt = k->attempt,
-                                                      .rank = rank,
-                                                      .file = s->file,
-                                                      .bytes = s->bytes,
-                                                      .crc32c = s->crc32c,
-                                                      .write_ms = s->write_ms });
+    c->store.put_shard(c->txn, &(struct store_shard){.job = job->id,
+                                                     .step = k->step,
+                                                     .attempt = k->attempt,
+                                                     .rank = rank,
+                                                     .file = s->file,
+                                                     .bytes = s->bytes,
+                                                     .crc32c = s->crc32c,
+                                                     .write_ms = s->write_ms});
     mark_job(c, job);
 }
 
@@ -89,14 +89,14 @@ void add_event(struct core *c, struct job *job, int attempt, const char *node, c
         core_log_line(c, CORE_LOG_INFO, "%s: %s", kind, text);
     if (!open_change(c))
         return;
-    c->store.add_event(c->txn, &(struct store_event){ .id = c->next_event_id++,
-                                                      .wall_ns = now_wall(c),
-                                                      .job = job ? job->id : 0,
-                                                      .attempt = attempt,
-                                                      .node = node,
-                                                      .actor = actor,
-                                                      .kind = kind,
-                                                      .text = text });
+    c->store.add_event(c->txn, &(struct store_event){.id = c->next_event_id++,
+                                                     .wall_ns = now_wall(c),
+                                                     .job = job ? job->id : 0,
+                                                     .attempt = attempt,
+                                                     .node = node,
+                                                     .actor = actor,
+                                                     .kind = kind,
+                                                     .text = text});
     if (job)
         mark_job(c, job);
     else
@@ -115,7 +115,7 @@ void after_durable(struct core *c, void (*fn)(struct core *, void *, int, const 
         drop(arg);
         return;
     }
-    *a = (struct after){ .fn = fn, .arg = arg, .drop = drop };
+    *a = (struct after){.fn = fn, .arg = arg, .drop = drop};
     while (*end)
         end = &(*end)->next;
     *end = a;
@@ -141,81 +141,81 @@ static void put_job_row(struct core *c, const struct job *job)
     uint8_t *resolved = spec + spec_len;
     boost__job_spec__pack(job->spec, spec);
     boost__job_spec__pack(job->resolved, resolved);
-    c->store.put_job(c->txn, &(struct store_job){ .id = job->id,
-                                                  .name = job->name,
-                                                  .uid = job->uid,
-                                                  .gid = job->gid,
-                                                  .user = job->user,
-                                                  .state = (int)job->state,
-                                                  .stop_target = job->stop_target,
-                                                  .reason = (int)job->reason,
-                                                  .reason_text = job->reason_text ? job->reason_text : "",
-                                                  .spec = spec,
-                                                  .spec_len = spec_len,
-                                                  .resolved = resolved,
-                                                  .resolved_len = resolved_len,
-                                                  .priority = job->priority,
-                                                  .attempt = job->n_attempts,
-                                                  .restarts_used = job->restarts_used,
-                                                  .stuck_attempts = job->stuck_attempts,
-                                                  .backoff_count = job->backoff_count,
-                                                  .step = job->step,
-                                                  .checkpoint_step = job->checkpoint_step,
-                                                  .submitted_ns = job->submitted_ns,
-                                                  .started_ns = job->started_ns,
-                                                  .ended_ns = job->ended_ns,
-                                                  .run_s = job->run_s,
-                                                  .productive_s = g.productive_s,
-                                                  .detection_s = g.detection_s,
-                                                  .restart_s = g.restart_s,
-                                                  .replay_s = g.replay_s,
-                                                  .queue_s = g.queue_s,
-                                                  .loss = job->loss,
-                                                  .eval_loss = job->eval_loss });
+    c->store.put_job(c->txn, &(struct store_job){.id = job->id,
+                                                 .name = job->name,
+                                                 .uid = job->uid,
+                                                 .gid = job->gid,
+                                                 .user = job->user,
+                                                 .state = (int)job->state,
+                                                 .stop_target = job->stop_target,
+                                                 .reason = (int)job->reason,
+                                                 .reason_text = job->reason_text ? job->reason_text : "",
+                                                 .spec = spec,
+                                                 .spec_len = spec_len,
+                                                 .resolved = resolved,
+                                                 .resolved_len = resolved_len,
+                                                 .priority = job->priority,
+                                                 .attempt = job->n_attempts,
+                                                 .restarts_used = job->restarts_used,
+                                                 .stuck_attempts = job->stuck_attempts,
+                                                 .backoff_count = job->backoff_count,
+                                                 .step = job->step,
+                                                 .checkpoint_step = job->checkpoint_step,
+                                                 .submitted_ns = job->submitted_ns,
+                                                 .started_ns = job->started_ns,
+                                                 .ended_ns = job->ended_ns,
+                                                 .run_s = job->run_s,
+                                                 .productive_s = g.productive_s,
+                                                 .detection_s = g.detection_s,
+                                                 .restart_s = g.restart_s,
+                                                 .replay_s = g.replay_s,
+                                                 .queue_s = g.queue_s,
+                                                 .loss = job->loss,
+                                                 .eval_loss = job->eval_loss});
     free(spec);
 }
 
 static void put_attempt_row(struct core *c, const struct job *job, const struct attempt *a)
 {
     char *placement = attempt_placement(a);
-    c->store.put_attempt(c->txn, &(struct store_attempt){ .job = job->id,
-                                                          .attempt = a->number,
-                                                          .from_step = a->from_step,
-                                                          .to_step = a->to_step,
-                                                          .placement = placement ? placement : "",
-                                                          .start_ns = a->start_ns,
-                                                          .running_ns = a->running_ns,
-                                                          .end_ns = a->end_ns,
-                                                          .reason = (int)a->reason,
-                                                          .text = a->text ? a->text : "",
-                                                          .fenced = a->fenced });
+    c->store.put_attempt(c->txn, &(struct store_attempt){.job = job->id,
+                                                         .attempt = a->number,
+                                                         .from_step = a->from_step,
+                                                         .to_step = a->to_step,
+                                                         .placement = placement ? placement : "",
+                                                         .start_ns = a->start_ns,
+                                                         .running_ns = a->running_ns,
+                                                         .end_ns = a->end_ns,
+                                                         .reason = (int)a->reason,
+                                                         .text = a->text ? a->text : "",
+                                                         .fenced = a->fenced});
     free(placement);
 }
 
 static void put_checkpoint_row(struct core *c, const struct job *job, const struct checkpoint *k)
 {
-    c->store.put_checkpoint(c->txn, &(struct store_checkpoint){ .job = job->id,
-                                                                .step = k->step,
-                                                                .attempt = k->attempt,
-                                                                .state = (int)k->state,
-                                                                .path = k->path ? k->path : "",
-                                                                .world = k->world,
-                                                                .changed_ns = k->changed_ns,
-                                                                .note = k->note ? k->note : "" });
+    c->store.put_checkpoint(c->txn, &(struct store_checkpoint){.job = job->id,
+                                                               .step = k->step,
+                                                               .attempt = k->attempt,
+                                                               .state = (int)k->state,
+                                                               .path = k->path ? k->path : "",
+                                                               .world = k->world,
+                                                               .changed_ns = k->changed_ns,
+                                                               .note = k->note ? k->note : ""});
 }
 
 static void put_node_row(struct core *c, const struct node *n)
 {
-    c->store.put_node(c->txn, &(struct store_node){ .name = n->name,
-                                                    .boot_id = n->boot_id ? n->boot_id : "",
-                                                    .admin = (int)n->admin,
-                                                    .admin_reason = n->admin_reason ? n->admin_reason : "",
-                                                    .admin_by = n->admin_by ? n->admin_by : "",
-                                                    .admin_ns = n->admin_ns,
-                                                    .cpu_slots = n->cpu_slots,
-                                                    .memory_mib = n->memory_mib,
-                                                    .uid = n->uid,
-                                                    .data_address = n->data_address ? n->data_address : "" });
+    c->store.put_node(c->txn, &(struct store_node){.name = n->name,
+                                                   .boot_id = n->boot_id ? n->boot_id : "",
+                                                   .admin = (int)n->admin,
+                                                   .admin_reason = n->admin_reason ? n->admin_reason : "",
+                                                   .admin_by = n->admin_by ? n->admin_by : "",
+                                                   .admin_ns = n->admin_ns,
+                                                   .cpu_slots = n->cpu_slots,
+                                                   .memory_mib = n->memory_mib,
+                                                   .uid = n->uid,
+                                                   .data_address = n->data_address ? n->data_address : ""});
 }
 
 static void put_job_rows(struct core *c, struct job *job)
@@ -321,4 +321,3 @@ void change_commit(struct core *c)
     c->jobless = false;
     c->store.commit(txn, change_done, ch);
 }
-

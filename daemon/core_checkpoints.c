@@ -327,7 +327,7 @@ void checkpoints_shards(struct core *c, struct job *job, struct attempt *a, cons
     }
     struct shard_ack *ack = seq ? calloc(1, sizeof *ack) : NULL;
     if (ack) {
-        *ack = (struct shard_ack){ .job = job->id, .seq = seq, .attempt = a->number, .rank = batch->rank };
+        *ack = (struct shard_ack){.job = job->id, .seq = seq, .attempt = a->number, .rank = batch->rank};
         snprintf(ack->node, sizeof ack->node, "%s", a->parts[a->ranks[batch->rank].part].node);
         after_durable(c, shards_durable, ack, drop_ack);
     }
@@ -359,7 +359,8 @@ static void try_again(struct core *c, struct checkpoint *k)
     c->work = true;
 }
 
-static void manifest_done(struct core *c, struct task *t, int rc, const struct error *err, const Boost__TaskReply *reply)
+static void manifest_done(struct core *c, struct task *t, int rc, const struct error *err,
+                          const Boost__TaskReply *reply)
 {
     struct job *job;
     struct checkpoint *k = task_checkpoint(c, t, &job);

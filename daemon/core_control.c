@@ -110,8 +110,8 @@ static void say_stop(struct core *c, const struct job *job, const char *then, st
     if (job_state_terminal(job->state) || job->state == STATE(HELD))
         snprintf(x->text, sizeof x->text, "%s", then);
     else if (grace_s(c, job) > 0)
-        snprintf(x->text, sizeof x->text, "finishes its step, checkpoints (at most %.0f s) and is %s",
-                 grace_s(c, job), then);
+        snprintf(x->text, sizeof x->text, "finishes its step, checkpoints (at most %.0f s) and is %s", grace_s(c, job),
+                 then);
     else
         snprintf(x->text, sizeof x->text, "is killed and then %s", then);
 }
@@ -136,7 +136,8 @@ static int cancel(struct core *c, struct job *job, bool now, const char *actor, 
     if (job_state_terminal(job->state))
         return refused(job, "it has ended", NULL, err);
     if (!allowed(job, event))
-        return refused(job, "it is being stopped already", now ? NULL : "boostctl cancel --now does not wait for it", err);
+        return refused(job, "it is being stopped already", now ? NULL : "boostctl cancel --now does not wait for it",
+                       err);
     if (!(job->state == STATE(STOPPING) && job->stop_target >= (int)STATE(COMPLETED)))
         job_reason(job, REASON(Cancelled), "cancelled by %s", actor);
     add_event(c, job, job->n_attempts, NULL, actor, "cancel", "cancel%s at step %" PRId64,
@@ -218,7 +219,7 @@ void core_control(struct core *c, Boost__ControlRequest__Verb verb, int64_t id, 
         rc = error_set(&err, ERR_NOMEM, "out of memory");
         goto out;
     }
-    *x = (struct control){ .reply = reply, .arg = arg };
+    *x = (struct control){.reply = reply, .arg = arg};
     if (!job) {
         rc = error_set(&err, ERR_NOT_FOUND, "no job %" PRId64, id);
         goto out;
@@ -229,11 +230,21 @@ void core_control(struct core *c, Boost__ControlRequest__Verb verb, int64_t id, 
         goto out;
     }
     switch (verb) {
-    case BOOST__CONTROL_REQUEST__VERB__CANCEL: rc = cancel(c, job, now, actor, x, &err); break;
-    case BOOST__CONTROL_REQUEST__VERB__HOLD: rc = hold(c, job, actor, x, &err); break;
-    case BOOST__CONTROL_REQUEST__VERB__RELEASE: rc = release(c, job, actor, x, &err); break;
-    case BOOST__CONTROL_REQUEST__VERB__CHECKPOINT: rc = ask_checkpoint(c, job, actor, x, &err); break;
-    default: rc = error_set(&err, ERR_UNSUPPORTED, "unknown verb %d", (int)verb); break;
+    case BOOST__CONTROL_REQUEST__VERB__CANCEL:
+        rc = cancel(c, job, now, actor, x, &err);
+        break;
+    case BOOST__CONTROL_REQUEST__VERB__HOLD:
+        rc = hold(c, job, actor, x, &err);
+        break;
+    case BOOST__CONTROL_REQUEST__VERB__RELEASE:
+        rc = release(c, job, actor, x, &err);
+        break;
+    case BOOST__CONTROL_REQUEST__VERB__CHECKPOINT:
+        rc = ask_checkpoint(c, job, actor, x, &err);
+        break;
+    default:
+        rc = error_set(&err, ERR_UNSUPPORTED, "unknown verb %d", (int)verb);
+        break;
     }
 out:
     if (rc) {

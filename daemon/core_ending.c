@@ -53,8 +53,9 @@ void attempt_say_end(struct core *c, struct job *job, int attempt)
     double elapsed = job->run_s;
     switch (job->state) {
     case STATE(COMPLETED):
-        add_event(c, job, attempt, NULL, "controller", "completed", "all %" PRId64 " steps done in %.1f s, %d attempt%s",
-                  job->resolved->run->steps, elapsed, job->n_attempts, job->n_attempts == 1 ? "" : "s");
+        add_event(c, job, attempt, NULL, "controller", "completed",
+                  "all %" PRId64 " steps done in %.1f s, %d attempt%s", job->resolved->run->steps, elapsed,
+                  job->n_attempts, job->n_attempts == 1 ? "" : "s");
         break;
     case STATE(FAILED):
         add_event(c, job, attempt, NULL, "controller", "failed", "%s", job->reason_text);
@@ -213,7 +214,7 @@ void attempt_close(struct core *c, struct job *job)
     c->work = true; /* what could not be deleted under it */
     struct closing *x = calloc(1, sizeof *x);
     if (x) {
-        *x = (struct closing){ .job = job->id, .attempt = a->number };
+        *x = (struct closing){.job = job->id, .attempt = a->number};
         after_durable(c, closed, x, drop_closing);
     }
 }

@@ -8,36 +8,36 @@
 #include "daemon/sched.h"
 #include "proto/base/clock.h"
 
-#define STATE(s) BOOST__JOB_STATE__VALUE__##s
-#define REASON(r) BOOST__REASON__VALUE__##r
+#define STATE(s)    BOOST__JOB_STATE__VALUE__##s
+#define REASON(r)   BOOST__REASON__VALUE__##r
 #define LIVENESS(l) BOOST__NODE_LIVENESS__VALUE__##l
-#define ADMIN(a) BOOST__NODE_ADMIN__VALUE__##a
-#define CKPT(s) BOOST__CHECKPOINT_STATE__VALUE__##s
-#define CLASS(c) BOOST__EXIT_CLASS__VALUE__##c
-#define PHASE(p) BOOST__RANK_UPDATE__PHASE__##p
+#define ADMIN(a)    BOOST__NODE_ADMIN__VALUE__##a
+#define CKPT(s)     BOOST__CHECKPOINT_STATE__VALUE__##s
+#define CLASS(c)    BOOST__EXIT_CLASS__VALUE__##c
+#define PHASE(p)    BOOST__RANK_UPDATE__PHASE__##p
 
 /* Waits that no configuration sets. */
 #define CORE_PREFLIGHT_NS (2 * NS_PER_S)   /* then the submit is taken unchecked                  */
-#define CORE_VERIFY_NS (600 * NS_PER_S)    /* a checkpoint read back whole                        */
-#define CORE_MANIFEST_NS (60 * NS_PER_S)
-#define CORE_DELETE_NS (600 * NS_PER_S)
-#define CORE_LOG_EXTRA_NS (5 * NS_PER_S)   /* over the reader's own wait                          */
-#define CORE_CLOSE_NS (10 * NS_PER_S)      /* an ended attempt waits for manifests                */
-#define CORE_FINAL_NS (5 * NS_PER_S)       /* a clean end waits for word of its last checkpoint   */
-#define CORE_CAUSE_NS NS_PER_S             /* a failure waits for the ends that came before it    */
-#define CORE_RETRY_NS (5 * NS_PER_S)       /* between tries of a task or a start                  */
-#define CORE_STOP_MIN_NS (30 * NS_PER_S)   /* the least automatic stop grace                      */
-#define CORE_TASK_TRIES 3
+#define CORE_VERIFY_NS    (600 * NS_PER_S) /* a checkpoint read back whole                        */
+#define CORE_MANIFEST_NS  (60 * NS_PER_S)
+#define CORE_DELETE_NS    (600 * NS_PER_S)
+#define CORE_LOG_EXTRA_NS (5 * NS_PER_S)  /* over the reader's own wait                          */
+#define CORE_CLOSE_NS     (10 * NS_PER_S) /* an ended attempt waits for manifests                */
+#define CORE_FINAL_NS     (5 * NS_PER_S)  /* a clean end waits for word of its last checkpoint   */
+#define CORE_CAUSE_NS     NS_PER_S        /* a failure waits for the ends that came before it    */
+#define CORE_RETRY_NS     (5 * NS_PER_S)  /* between tries of a task or a start                  */
+#define CORE_STOP_MIN_NS  (30 * NS_PER_S) /* the least automatic stop grace                      */
+#define CORE_TASK_TRIES   3
 
 /* What a node's devices are taken by. */
 struct holding {
     int64_t job;
     int attempt;
     int slots;
-    bool reserved;     /* chosen, StartAttempt not decided yet */
-    int64_t kill_due;  /* a kill was sent: to be confirmed by then, 0 = none */
+    bool reserved;    /* chosen, StartAttempt not decided yet */
+    int64_t kill_due; /* a kill was sent: to be confirmed by then, 0 = none */
     int64_t kill_from;
-    bool overdue;      /* never confirmed: the node was drained for it */
+    bool overdue; /* never confirmed: the node was drained for it */
 };
 
 struct node {
@@ -189,10 +189,10 @@ MUST_USE int core_load(struct core *c, struct error *err);
 /* ---- core_account.c: where a job's time goes --------------------------------------- */
 
 enum core_account { ACCOUNT_NONE, ACCOUNT_QUEUE, ACCOUNT_RESTART, ACCOUNT_REPLAY, ACCOUNT_PRODUCTIVE };
-void account_state(struct core *c, struct job *job);   /* as state and step say, from now on */
+void account_state(struct core *c, struct job *job);                        /* as state and step say, from now on */
 void account_detection(struct core *c, struct job *job, int64_t silent_ns); /* the last stretch was detection */
 void account_totals(struct core *c, const struct job *job, Boost__Goodput *out); /* with the open stretch */
-double job_elapsed_s(struct core *c, const struct job *job); /* STARTING + RUNNING + RECOVERING of all attempts */
+double job_elapsed_s(struct core *c, const struct job *job);       /* STARTING + RUNNING + RECOVERING of all attempts */
 int64_t job_time_limit_due(struct core *c, const struct job *job); /* mono, INT64_MAX: none */
 
 /* ---- core_nodes.c ------------------------------------------------------------------ */
@@ -292,7 +292,7 @@ void checkpoints_abandon_open(struct core *c, struct job *job, const struct atte
 int checkpoints_open(const struct job *job, const struct attempt *a);
 void checkpoints_retain(struct core *c, struct job *job);
 void checkpoints_work(struct core *c, struct job *job); /* sends the tasks that are due */
-void checkpoints_run(struct core *c); /* all that have work; their next tries are due_at() */
+void checkpoints_run(struct core *c);                   /* all that have work; their next tries are due_at() */
 /* Newest COMMITTED that is not damaged, below `below` when it is not NULL. */
 struct checkpoint *checkpoints_newest(const struct job *job, const struct checkpoint *below);
 void checkpoint_damaged(struct core *c, struct job *job, struct checkpoint *k, const char *node, const char *why);

@@ -40,7 +40,7 @@ void list_add(struct job_list *list, struct job *job, struct job_link *(*link)(s
     while (prev && before(job, prev))
         prev = link(prev)->prev;
     struct job *next = prev ? link(prev)->next : list->head;
-    *l = (struct job_link){ .next = next, .prev = prev, .in = true };
+    *l = (struct job_link){.next = next, .prev = prev, .in = true};
     *(prev ? &link(prev)->next : &list->head) = job;
     *(next ? &link(next)->prev : &list->tail) = job;
 }
@@ -52,7 +52,7 @@ void list_remove(struct job_list *list, struct job *job, struct job_link *(*link
         return;
     *(l->prev ? &link(l->prev)->next : &list->head) = l->next;
     *(l->next ? &link(l->next)->prev : &list->tail) = l->prev;
-    *l = (struct job_link){ .in = false };
+    *l = (struct job_link){.in = false};
 }
 
 int core_add_job(struct core *c, struct job *job)
@@ -130,8 +130,8 @@ void job_reason(struct job *job, Boost__Reason__Value reason, const char *fmt, .
 
 void job_pend(struct core *c, struct job *job)
 {
-    bool pend = job->state == STATE(QUEUED) ||
-                (job->state == STATE(RECOVERING) && !job_live_attempt(job) && !job->backoff_due);
+    bool pend =
+        job->state == STATE(QUEUED) || (job->state == STATE(RECOVERING) && !job_live_attempt(job) && !job->backoff_due);
     if (pend == job->pending.in)
         return;
     if (pend)
@@ -192,4 +192,3 @@ bool job_fire(struct core *c, struct job *job, enum job_event event)
         return job_fire(c, job, EV_ATTEMPT_GONE);
     return true;
 }
-

@@ -65,7 +65,7 @@ struct holding *node_hold(struct node *n, int64_t job, int attempt, int slots)
     if (!list)
         return NULL;
     n->holdings = list;
-    list[n->n_holdings] = (struct holding){ .job = job, .attempt = attempt, .slots = slots };
+    list[n->n_holdings] = (struct holding){.job = job, .attempt = attempt, .slots = slots};
     return &list[n->n_holdings++];
 }
 

@@ -53,12 +53,12 @@ static bool picture_make(struct core *c, const struct job *job, struct picture *
     p->n = 0;
     for (struct node *node = c->nodes; p->nodes && p->of && node; node = node->next) {
         struct sched_node *s = &p->nodes[p->n];
-        *s = (struct sched_node){ .name = node->name,
-                                  .slots = node->cpu_slots,
-                                  .free = node_free_slots(node),
-                                  .up = node_usable(node),
-                                  .open = node->admin == ADMIN(NONE),
-                                  .uid = node->uid };
+        *s = (struct sched_node){.name = node->name,
+                                 .slots = node->cpu_slots,
+                                 .free = node_free_slots(node),
+                                 .up = node_usable(node),
+                                 .open = node->admin == ADMIN(NONE),
+                                 .uid = node->uid};
         /* Attempt k+1 does not go where attempt k is not confirmed dead. */
         for (int i = 0; job && i < node->n_holdings; i++)
             if (node->holdings[i].job == job->id)
@@ -76,7 +76,7 @@ static void picture_free(struct picture *p)
 
 static void no_memory(struct sched_answer *out)
 {
-    *out = (struct sched_answer){ .verdict = SCHED_WAIT, .reason = REASON(NoDevices) };
+    *out = (struct sched_answer){.verdict = SCHED_WAIT, .reason = REASON(NoDevices)};
     snprintf(out->text, sizeof out->text, "the controller is out of memory");
 }
 
@@ -85,7 +85,7 @@ static struct node **choose(struct core *c, const struct job *job, const Boost__
                             struct sched_answer *out)
 {
     struct picture p;
-    struct sched_request request = { .nodes = spec_nodes(spec), .devices_per_node = spec_devices(spec), .uid = uid };
+    struct sched_request request = {.nodes = spec_nodes(spec), .devices_per_node = spec_devices(spec), .uid = uid};
     int *index = calloc((size_t)request.nodes, sizeof *index);
     struct node **chosen = calloc((size_t)request.nodes, sizeof(struct node *));
     if (!picture_make(c, job, &p) || !index || !chosen) {
@@ -126,7 +126,7 @@ void spec_pending_reason(struct core *c, const Boost__JobSpec *resolved, uint32_
     const struct job *head = out->verdict == SCHED_PLACED ? blocker(c, NULL, resolved->priority, &ahead) : NULL;
     if (!head)
         return;
-    *out = (struct sched_answer){ .verdict = SCHED_WAIT, .reason = ahead.reason };
+    *out = (struct sched_answer){.verdict = SCHED_WAIT, .reason = ahead.reason};
     snprintf(out->text, sizeof out->text, "behind job %" PRId64 ", which %s", head->id, ahead.text);
 }
 
@@ -135,14 +135,14 @@ void job_pending_reason(struct core *c, const struct job *job, struct sched_answ
     struct sched_answer ahead;
     free(choose(c, job, job->resolved, job->uid, out));
     if (out->verdict == SCHED_PLACED && job->start_retry_due) {
-        *out = (struct sched_answer){ .verdict = SCHED_WAIT, .reason = REASON(Backoff) };
+        *out = (struct sched_answer){.verdict = SCHED_WAIT, .reason = REASON(Backoff)};
         snprintf(out->text, sizeof out->text, "%.200s", job->start_trouble ? job->start_trouble : "tried again soon");
         return;
     }
     const struct job *head = out->verdict == SCHED_PLACED ? blocker(c, job, 0, &ahead) : NULL;
     if (!head)
         return;
-    *out = (struct sched_answer){ .verdict = SCHED_WAIT, .reason = ahead.reason };
+    *out = (struct sched_answer){.verdict = SCHED_WAIT, .reason = ahead.reason};
     snprintf(out->text, sizeof out->text, "behind job %" PRId64 ", which %s", head->id, ahead.text);
 }
 
@@ -334,7 +334,7 @@ static void start_begin(struct core *c, struct job *job, struct node **nodes)
         free(nodes);
         return;
     }
-    *s = (struct core_start){ .nodes = nodes, .n_nodes = n, .since = now_mono(c) };
+    *s = (struct core_start){.nodes = nodes, .n_nodes = n, .since = now_mono(c)};
     job->starting = s;
     job->start_retry_due = 0;
     if (!held) {

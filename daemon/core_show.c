@@ -110,7 +110,8 @@ static void waits_of_attempt(struct waits *w, const struct job *job, const struc
     if (a->grace_due && !a->kill)
         wait_add(w, arena_strdup(w->mem, "ranks to finish their step and checkpoint"), a->grace_from, a->grace_due);
     if (a->close_due)
-        wait_add(w, arena_strdup(w->mem, "last checkpoint of the attempt to be committed"), a->close_from, a->close_due);
+        wait_add(w, arena_strdup(w->mem, "last checkpoint of the attempt to be committed"), a->close_from,
+                 a->close_due);
 }
 
 static void waits_of_checkpoints(struct waits *w, const struct job *job)
@@ -180,8 +181,8 @@ static char *stopping_line(struct core *c, const struct job *job, struct arena *
     if (a && a->grace_due && !a->kill)
         return arena_printf(mem, "to %s in at most %.0fs: %s", job_state_name((Boost__JobState__Value)job->stop_target),
                             ceil(seconds(a->grace_due - now_mono(c))), why ? why : "");
-    return arena_printf(mem, "to %s, ending attempt %d: %s",
-                        job_state_name((Boost__JobState__Value)job->stop_target), job->n_attempts, why ? why : "");
+    return arena_printf(mem, "to %s, ending attempt %d: %s", job_state_name((Boost__JobState__Value)job->stop_target),
+                        job->n_attempts, why ? why : "");
 }
 
 /* A running job whose node is silent is believed running, and says so. */
@@ -331,7 +332,7 @@ Boost__ShowReply *core_show(struct core *c, const struct job *job, struct arena 
 {
     Boost__ShowReply *s = arena_alloc(arena, sizeof *s);
     Boost__Goodput *g = arena_alloc(arena, sizeof *g);
-    struct waits w = { .c = c, .mem = arena };
+    struct waits w = {.c = c, .mem = arena};
     if (!s || !g)
         return NULL;
     boost__show_reply__init(s);

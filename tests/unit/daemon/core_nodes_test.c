@@ -150,7 +150,7 @@ static void an_agent_restart_restarts_no_rank(void **state)
     disconnect(w, a);
     for (int i = 0; i < 2; i++) {
         x->ended[i] = true;
-        x->ends[i] = (struct end){ .exit_code = i ? 65 : 7, .seq = i + 1 };
+        x->ends[i] = (struct end){.exit_code = i ? 65 : 7, .seq = i + 1};
     }
     x->alive = false;
     advance(w, 1000);
@@ -183,7 +183,6 @@ static void an_agent_without_the_attempt_has_lost_it(void **state)
     recovered(w, a, id);
     world_free(w);
 }
-
 
 /* A hang was reported, and the ranks came to their end before the kill reached them. */
 static void a_job_given_up_may_still_have_finished(void **state)
@@ -297,7 +296,7 @@ static void it_comes_back_in_every_state(void **state)
     assert_int_equal(job_attempt(job_of(w, id), 1)->ranks[0].metrics_seq, 1);
     /* RECOVERING, the kill not confirmed */
     a->obeys_kill = false;
-    say_end_of(w, a, x, 0, (struct end){ .exit_code = 7 });
+    say_end_of(w, a, x, 0, (struct end){.exit_code = 7});
     pump(w);
     assert_state(w, id, RECOVERING);
     int kills = x->kills;
@@ -354,18 +353,18 @@ static void an_end_is_acknowledged_with_its_effect(void **state)
     say_step(w, a, x, 100);
     say_checkpoint(w, a, x, 100);
     pump(w);
-    say_end_of(w, a, x, 1, (struct end){ .done = true });
+    say_end_of(w, a, x, 1, (struct end){.done = true});
     pump(w);
     assert_false(x->end_acked[1]);
     restarted(w, a); /* rank 1's clean end was in memory only */
-    say_end_of(w, a, x, 0, (struct end){ .done = true });
+    say_end_of(w, a, x, 0, (struct end){.done = true});
     say_node_end(w, a, x);
     pump(w);
     assert_state(w, id, COMPLETED);
     assert_true(x->forgotten);
     /* And a failure, lost between memory and disk. */
     x = run_job(w, a, &id);
-    say_end_of(w, a, x, 0, (struct end){ .exit_code = 7 });
+    say_end_of(w, a, x, 0, (struct end){.exit_code = 7});
     core_run(w->core);
     deliver_one(w);
     core_run(w->core);
@@ -454,7 +453,7 @@ static void a_full_disk_stops_submits_and_nothing_else(void **state)
     assert_state(w, id, RUNNING);
     assert_int_equal(x->kills + x->terms, 0);
     /* The kill of the rest does not wait for the disk; the next attempt does. */
-    say_end_of(w, a, x, 0, (struct end){ .signal = 9 });
+    say_end_of(w, a, x, 0, (struct end){.signal = 9});
     advance(w, 10000);
     assert_int_equal(x->kills, 1);
     assert_state(w, id, RECOVERING);
@@ -552,9 +551,15 @@ static void something_of_a_rank(struct history *h)
         return;
     int i = (int)pick(h, (uint32_t)x->n_ranks);
     switch (pick(h, 10)) {
-    case 0: say_end_of(h->w, a, x, i, (struct end){ .signal = 9, .lost = false }); break;
-    case 1: say_end_of(h->w, a, x, i, (struct end){ .exit_code = (int)(64 + pick(h, 4) % 3) }); break;
-    case 2: say_end_of(h->w, a, x, i, (struct end){ .exit_code = 1 }); break;
+    case 0:
+        say_end_of(h->w, a, x, i, (struct end){.signal = 9, .lost = false});
+        break;
+    case 1:
+        say_end_of(h->w, a, x, i, (struct end){.exit_code = (int)(64 + pick(h, 4) % 3)});
+        break;
+    case 2:
+        say_end_of(h->w, a, x, i, (struct end){.exit_code = 1});
+        break;
     case 3:
         for (int r = 0; r < x->n_ranks; r++)
             if (x->ended[r])
@@ -564,7 +569,9 @@ static void something_of_a_rank(struct history *h)
             say_finished(h->w, a, x);
         }
         break;
-    case 4: say_shard(h->w, a, x, i, x->step + 1, "EIO"); break;
+    case 4:
+        say_shard(h->w, a, x, i, x->step + 1, "EIO");
+        break;
     default: {
         int64_t step = x->step + 1 + pick(h, 9);
         if (step >= x->steps)
@@ -611,17 +618,25 @@ static void one_thing(struct history *h)
         snprintf(a->verify_bad, sizeof a->verify_bad, "%s", pick(h, 3) ? "" : "step-");
         a->verify_code = pick(h, 2) ? ERR_CORRUPT : ERR_IO;
         break;
-    case 5: a->beating = pick(h, 3) != 0; break;
+    case 5:
+        a->beating = pick(h, 3) != 0;
+        break;
     case 6:
         if (jobs) {
-            static const Boost__ControlRequest__Verb verbs[] = { CANCEL, HOLD, RELEASE, RELEASE, CHECKPOINT };
+            static const Boost__ControlRequest__Verb verbs[] = {CANCEL, HOLD, RELEASE, RELEASE, CHECKPOINT};
             (void)control(w, verbs[pick(h, 5)], 1 + pick(h, (uint32_t)jobs), pick(h, 2) == 0);
         }
         break;
-    case 7: advance(w, (int64_t)pick(h, 20000)); break;
+    case 7:
+        advance(w, (int64_t)pick(h, 20000));
+        break;
     case 8:
-    case 9: advance(w, (int64_t)pick(h, 1500)); break;
-    default: something_of_a_rank(h); break;
+    case 9:
+        advance(w, (int64_t)pick(h, 1500));
+        break;
+    default:
+        something_of_a_rank(h);
+        break;
     }
     for (int i = 0; i < w->n_agents; i++)
         if (!w->agents[i].connected && pick(h, 3) == 0)
@@ -636,7 +651,7 @@ static void a_thousand_histories(void **state)
     int first = only ? (int)strtol(only, NULL, 10) : 0;
     int count = more ? (int)strtol(more, NULL, 10) : only ? 1 : 1000;
     for (int seed = first; seed < first + count; seed++) {
-        struct history h = { .w = world_new(), .seed = 0x9E3779B97F4A7C15ULL * (uint64_t)(seed + 1) };
+        struct history h = {.w = world_new(), .seed = 0x9E3779B97F4A7C15ULL * (uint64_t)(seed + 1)};
         struct world *w = h.w;
         w->seed = h.seed;
         if (getenv("CORE_TRACE"))

@@ -49,7 +49,7 @@ static void a_life_over_two_restarts(void **state)
     say_checkpoint(w, a, x, 20);
     pump(w);
     assert_int_equal(job_of(w, id)->checkpoint_step, 20);
-    say_end_of(w, a, x, 1, (struct end){ .exit_code = 7 });
+    say_end_of(w, a, x, 1, (struct end){.exit_code = 7});
     pump(w);
     x = recovered(w, a, id);
     assert_int_equal(x->from_step, 20);
@@ -94,13 +94,13 @@ static void a_life_over_two_restarts(void **state)
     assert_state(w, id, COMPLETED);
     assert_int_equal(core_stats(w->core)->store_failures, 0);
     close_real(w);
-    w->api = (struct core_store){ 0 };
+    w->api = (struct core_store){0};
     world_free(w);
     assert_int_equal(fs_remove_tree(dir, &err), ERR_OK);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(a_life_over_two_restarts) };
+    const struct CMUnitTest tests[] = {cmocka_unit_test(a_life_over_two_restarts)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -199,8 +199,8 @@ static void a_killed_rank_costs_no_budget_and_the_job_resumes(void **state)
     pump(w);
     /* Rank 1 first by the keeper's order, though the peer's end arrives before it. */
     x->seq = 2;
-    say_end_of(w, a, x, 0, (struct end){ .exit_code = 65, .seq = 2 });
-    say_end_of(w, a, x, 1, (struct end){ .signal = 9, .seq = 1, .log = "one\ntwo\nthree\nfour\n" });
+    say_end_of(w, a, x, 0, (struct end){.exit_code = 65, .seq = 2});
+    say_end_of(w, a, x, 1, (struct end){.signal = 9, .seq = 1, .log = "one\ntwo\nthree\nfour\n"});
     pump(w);
     assert_state(w, id, RECOVERING);
     assert_true(x->kills > 0);
@@ -248,7 +248,7 @@ static void the_budget_is_counted_and_named(void **state)
         struct fake_attempt *x = newest(w, a, id);
         say_step(w, a, x, 1);
         pump(w);
-        say_end_of(w, a, x, 0, (struct end){ .exit_code = 7 });
+        say_end_of(w, a, x, 0, (struct end){.exit_code = 7});
         pump(w);
         const char *text = event_of(w, id, "rank-exit")->text;
         assert_says(text, "rank 0 on n1: exit code 7");
@@ -277,7 +277,7 @@ static void a_later_checkpoint_resets_the_budget(void **state)
     join_world(w, a);
     struct fake_attempt *x = run_job(w, a, &id);
     for (int k = 0; k < 3; k++) {
-        say_end_of(w, a, x, 0, (struct end){ .exit_code = 7 });
+        say_end_of(w, a, x, 0, (struct end){.exit_code = 7});
         pump(w);
         assert_int_equal(job_of(w, id)->restarts_used, 1);
         assert_int_equal(job_of(w, id)->stuck_attempts, k ? 0 : 1);
@@ -298,15 +298,15 @@ static void spec_and_data_errors_fail_at_once(void **state)
     static const struct {
         const char *error;
         int reason;
-    } cases[] = { { "/data/train.txt: token 300 at offset 17, vocab 256", REASON(DataError) },
-                  { "the plan does not fit the arena", REASON(SpecError) } };
+    } cases[] = {{"/data/train.txt: token 300 at offset 17, vocab 256", REASON(DataError)},
+                 {"the plan does not fit the arena", REASON(SpecError)}};
     for (int i = 0; i < 2; i++) {
         struct world *w = world_new();
         struct fake_agent *a = agent_add(w, "n1", 2);
         int64_t id;
         join_world(w, a);
         struct fake_attempt *x = run_job(w, a, &id);
-        say_end_of(w, a, x, 1, (struct end){ .exit_code = 64, .error = cases[i].error });
+        say_end_of(w, a, x, 1, (struct end){.exit_code = 64, .error = cases[i].error});
         pump(w);
         assert_state(w, id, FAILED);
         assert_int_equal(job_of(w, id)->n_attempts, 1);
@@ -327,13 +327,13 @@ static void lost_peers_are_never_the_cause(void **state)
     join_world(w, a);
     struct fake_attempt *x = run_job(w, a, &id);
     a->obeys_kill = false;
-    say_end_of(w, a, x, 0, (struct end){ .exit_code = 65 });
+    say_end_of(w, a, x, 0, (struct end){.exit_code = 65});
     pump(w);
     /* Killed at once, decided only with the other end. */
     assert_int_equal(x->kills, 1);
     advance(w, 3000);
     assert_state(w, id, RUNNING);
-    say_end_of(w, a, x, 1, (struct end){ .exit_code = 7, .error = "index out of range" });
+    say_end_of(w, a, x, 1, (struct end){.exit_code = 7, .error = "index out of range"});
     pump(w);
     assert_state(w, id, RECOVERING);
     assert_says(event_of(w, id, "rank-exit")->text, "rank 1 on n1: exit code 7: index out of range");
@@ -341,8 +341,8 @@ static void lost_peers_are_never_the_cause(void **state)
     a->obeys_kill = true;
     x = recovered(w, a, id);
     /* Only 65s: the first of them, and it is nobody's fault. */
-    say_end_of(w, a, x, 1, (struct end){ .exit_code = 65 });
-    say_end_of(w, a, x, 0, (struct end){ .exit_code = 65 });
+    say_end_of(w, a, x, 1, (struct end){.exit_code = 65});
+    say_end_of(w, a, x, 0, (struct end){.exit_code = 65});
     pump(w);
     assert_says(event_of(w, id, "rank-exit")->text, "rank 1 on n1: exit code 65 (lost a peer); infrastructure");
     world_free(w);
@@ -356,15 +356,15 @@ static void an_oom_kill_is_the_applications(void **state)
     int64_t id;
     join_world(w, a);
     struct fake_attempt *x = run_job(w, a, &id);
-    say_end_of(w, a, x, 1, (struct end){ .signal = 9, .oom = true });
+    say_end_of(w, a, x, 1, (struct end){.signal = 9, .oom = true});
     pump(w);
     assert_says(event_of(w, id, "rank-exit")->text, "out of memory; application failure, restart 1 of 3");
     x = recovered(w, a, id);
-    say_end_of(w, a, x, 1, (struct end){ .exit_code = 0 }); /* without DONE */
+    say_end_of(w, a, x, 1, (struct end){.exit_code = 0}); /* without DONE */
     pump(w);
     assert_says(event_of(w, id, "rank-exit")->text, "exit code 0 without its DONE record; application failure");
     x = recovered(w, a, id);
-    say_end_of(w, a, x, 1, (struct end){ .lost = true });
+    say_end_of(w, a, x, 1, (struct end){.lost = true});
     pump(w);
     assert_says(event_of(w, id, "rank-exit")->text, "its end was not seen");
     assert_says(event_of(w, id, "rank-exit")->text, "infrastructure");
@@ -380,7 +380,7 @@ static void no_progress_holds_with_the_mend(void **state)
     join_world(w, a);
     struct fake_attempt *x = run_job(w, a, &id);
     for (int k = 1; k <= 3; k++) {
-        say_end_of(w, a, x, 0, (struct end){ .signal = 9 });
+        say_end_of(w, a, x, 0, (struct end){.signal = 9});
         pump(w);
         if (k < 3)
             x = recovered(w, a, id);
@@ -415,7 +415,7 @@ static void backoff_doubles_to_its_ceiling(void **state)
     double expected = 1;
     for (int k = 0; k < 12; k++) {
         struct fake_attempt *x = newest(w, a, id);
-        say_end_of(w, a, x, 0, (struct end){ .signal = 9 });
+        say_end_of(w, a, x, 0, (struct end){.signal = 9});
         pump(w);
         double delay = (double)(job_of(w, id)->backoff_due - job_of(w, id)->backoff_from) / 1e9;
         assert_true(delay >= 0.75 * expected - 1e-6 && delay <= 1.25 * expected + 1e-6 && delay <= 300);
@@ -507,7 +507,7 @@ static void jobs_do_not_touch_each_other(void **state)
     struct fake_attempt *x = run_job(w, a, &one);
     struct fake_attempt *y = run_job(w, a, &two);
     x = newest(w, a, one);
-    say_end_of(w, a, x, 0, (struct end){ .exit_code = 64, .error = "bad" });
+    say_end_of(w, a, x, 0, (struct end){.exit_code = 64, .error = "bad"});
     pump(w);
     assert_state(w, one, FAILED);
     assert_state(w, two, RUNNING);
@@ -538,7 +538,7 @@ static void damaged_ones_are_skipped_and_said(void **state)
     pump(w);
     snprintf(a->verify_bad, sizeof a->verify_bad, "step-40.a1");
     a->verify_code = ERR_CORRUPT;
-    say_end_of(w, a, x, 0, (struct end){ .signal = 9 });
+    say_end_of(w, a, x, 0, (struct end){.signal = 9});
     x = (pump(w), recovered(w, a, id));
     assert_int_equal(x->from_step, 20);
     assert_says(event_of(w, id, "checkpoint-damaged")->text, "checkpoint of step 40 does not verify");
@@ -551,7 +551,7 @@ static void damaged_ones_are_skipped_and_said(void **state)
     assert_true(ckpt(w, id, 40, 1)->damaged);
     snprintf(a->verify_bad, sizeof a->verify_bad, "step-");
     int verifies = a->verifies;
-    say_end_of(w, a, x, 0, (struct end){ .signal = 9 });
+    say_end_of(w, a, x, 0, (struct end){.signal = 9});
     x = (pump(w), recovered(w, a, id));
     assert_int_equal(a->verifies, verifies + 1); /* only that of step 20 */
     assert_int_equal(x->from_step, 0);
@@ -571,7 +571,7 @@ static void not_reaching_is_not_damage(void **state)
     pump(w);
     snprintf(a->verify_bad, sizeof a->verify_bad, "step-");
     a->verify_code = ERR_IO;
-    say_end_of(w, a, x, 0, (struct end){ .signal = 9 });
+    say_end_of(w, a, x, 0, (struct end){.signal = 9});
     advance(w, 3000);
     assert_state(w, id, RECOVERING);
     assert_false(ckpt(w, id, 20, 1)->damaged);
@@ -604,8 +604,8 @@ static void retention_keeps_what_it_should(void **state)
         say_checkpoint(w, a, x, step);
         pump(w);
     }
-    static const int states[] = { CKPT(DELETED), CKPT(DELETED), CKPT(COMMITTED), CKPT(DELETED), CKPT(COMMITTED),
-                                  CKPT(COMMITTED) };
+    static const int states[] = {CKPT(DELETED), CKPT(DELETED),   CKPT(COMMITTED),
+                                 CKPT(DELETED), CKPT(COMMITTED), CKPT(COMMITTED)};
     for (int i = 0; i < 6; i++)
         assert_int_equal(ckpt(w, id, 10 * (i + 1), 1)->state, states[i]);
     assert_string_equal(a->deleted, "/ckpt/0badcafe-1/step-40.a1");
@@ -630,7 +630,7 @@ static void the_one_resumed_from_stays_until_the_next_commit(void **state)
     say_checkpoint(w, a, x, 20);
     pump(w);
     /* The manifest of 40 is written after the attempt that wrote it died, before 20 was read. */
-    say_end_of(w, a, x, 0, (struct end){ .signal = 9 });
+    say_end_of(w, a, x, 0, (struct end){.signal = 9});
     pump(w);
     x = recovered(w, a, id);
     assert_int_equal(x->from_step, 20);
@@ -663,7 +663,7 @@ static void incomplete_and_failed_ones_are_abandoned(void **state)
     say_shard(w, a, x, 0, 40, NULL);
     pump(w);
     assert_int_equal(ckpt(w, id, 40, 1)->state, CKPT(WRITING));
-    say_end_of(w, a, x, 1, (struct end){ .signal = 11 });
+    say_end_of(w, a, x, 1, (struct end){.signal = 11});
     pump(w);
     assert_int_equal(ckpt(w, id, 40, 1)->state, CKPT(ABANDONED));
     assert_says(ckpt(w, id, 40, 1)->note, "1 of 2 shards");
@@ -684,8 +684,8 @@ static void a_manifest_under_way_is_waited_for(void **state)
     a->answers = false; /* the manifest takes its time */
     say_step(w, a, x, 100);
     say_checkpoint(w, a, x, 100);
-    say_end_of(w, a, x, 0, (struct end){ .done = true });
-    say_end_of(w, a, x, 1, (struct end){ .done = true });
+    say_end_of(w, a, x, 0, (struct end){.done = true});
+    say_end_of(w, a, x, 1, (struct end){.done = true});
     say_node_end(w, a, x);
     pump(w);
     assert_state(w, id, RUNNING);
@@ -739,7 +739,7 @@ static void cancel_in_every_state(void **state)
         assert_says(job_of(w, id)->reason_text, "cancelled by uid 1000 (ann)");
         x = run_job(w, a, &id); /* RECOVERING, the kill not confirmed */
         a->obeys_kill = false;
-        say_end_of(w, a, x, 0, (struct end){ .signal = 9 });
+        say_end_of(w, a, x, 0, (struct end){.signal = 9});
         pump(w);
         assert_state(w, id, RECOVERING);
         assert_int_equal(control(w, CANCEL, id, now), ERR_OK);
@@ -749,7 +749,7 @@ static void cancel_in_every_state(void **state)
         pump(w);
         assert_state(w, id, CANCELLED);
         x = run_job(w, a, &id); /* RECOVERING, in back-off */
-        say_end_of(w, a, x, 0, (struct end){ .signal = 9 });
+        say_end_of(w, a, x, 0, (struct end){.signal = 9});
         pump(w);
         assert_int_equal(control(w, CANCEL, id, now), ERR_OK);
         assert_state(w, id, CANCELLED);
@@ -830,7 +830,7 @@ static void only_the_owner_and_root_may(void **state)
     assert_int_equal(w->reply_rc, ERR_REFUSED);
     assert_says(w->reply_text, "belongs to ann (uid 1000)");
     assert_state(w, id, QUEUED);
-    struct core_user own = { .uid = 500, .name = "boost" }, root = { .uid = 0, .name = "root" };
+    struct core_user own = {.uid = 500, .name = "boost"}, root = {.uid = 0, .name = "root"};
     core_control(w->core, HOLD, id, false, &own, on_control, w);
     pump(w);
     assert_int_equal(w->reply_rc, ERR_OK);
@@ -877,7 +877,7 @@ static void the_time_limit_counts_all_attempts(void **state)
     struct fake_attempt *x = newest(w, a, id);
     say_step(w, a, x, 1);
     advance(w, 50000);
-    say_end_of(w, a, x, 0, (struct end){ .signal = 9 });
+    say_end_of(w, a, x, 0, (struct end){.signal = 9});
     pump(w);
     x = recovered(w, a, id);
     advance(w, 40000);
@@ -922,7 +922,8 @@ static void stops_have_deadlines(void **state)
     assert_state(w, id, STOPPING);
     advance(w, 2000);
     assert_state(w, id, CANCELLED);
-    assert_says(event_of(w, 0, "node-drained")->text, "job 1 attempt 1: 2 ranks not confirmed dead 30.0 s after SIGKILL");
+    assert_says(event_of(w, 0, "node-drained")->text,
+                "job 1 attempt 1: 2 ranks not confirmed dead 30.0 s after SIGKILL");
     /* Its devices are not given to anybody. */
     int64_t next = submit(w);
     assert_state(w, next, QUEUED);
@@ -952,7 +953,7 @@ static void jobs_are_found_by_what_users_type(void **state)
     struct job *job;
     arena_init(&mem, 1 << 20);
     Boost__JobSpec *s = spec_new(&mem);
-    static const char *const names[] = { "cola-60m", "cola-130m", "cola-60m-b", "lax", "7" };
+    static const char *const names[] = {"cola-60m", "cola-130m", "cola-60m-b", "lax", "7"};
     for (int i = 0; i < 5; i++) {
         s->name = arena_strdup(&mem, names[i]);
         assert_int_equal(submit_spec(w, s, true), i + 1);
@@ -961,10 +962,18 @@ static void jobs_are_found_by_what_users_type(void **state)
         const char *ref;
         int rc;
         int64_t id;
-    } cases[] = { { "1", 0, 1 },          { "2.3", 0, 2 },         { "2.3/1", 0, 2 },
-                  { "cola-60m", 0, 1 },   { "cola-1", 0, 2 },      { "la", 0, 4 },
-                  { "7", 0, 5 },          { "cola", ERR_AMBIGUOUS, 0 }, { "x", ERR_NOT_FOUND, 0 },
-                  { "", ERR_NOT_FOUND, 0 }, { "99", ERR_NOT_FOUND, 0 }, { "2.x", ERR_NOT_FOUND, 0 } };
+    } cases[] = {{"1", 0, 1},
+                 {"2.3", 0, 2},
+                 {"2.3/1", 0, 2},
+                 {"cola-60m", 0, 1},
+                 {"cola-1", 0, 2},
+                 {"la", 0, 4},
+                 {"7", 0, 5},
+                 {"cola", ERR_AMBIGUOUS, 0},
+                 {"x", ERR_NOT_FOUND, 0},
+                 {"", ERR_NOT_FOUND, 0},
+                 {"99", ERR_NOT_FOUND, 0},
+                 {"2.x", ERR_NOT_FOUND, 0}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         assert_int_equal(core_find_job(w->core, cases[i].ref, &job, &err), cases[i].rc);
         if (!cases[i].rc)
@@ -1025,7 +1034,7 @@ static void logs_come_from_the_agent_or_from_memory(void **state)
     assert_int_equal(log_seen.rc, ERR_NOT_FOUND);
     r.rank = 0;
     struct fake_attempt *x = newest(w, a, id);
-    say_end_of(w, a, x, 0, (struct end){ .signal = 11, .log = "its last words\n" });
+    say_end_of(w, a, x, 0, (struct end){.signal = 11, .log = "its last words\n"});
     pump(w);
     disconnect(w, a);
     core_read_log(w->core, job_of(w, id), &r, on_log, w);
@@ -1097,7 +1106,7 @@ static void goodput_adds_up(void **state)
     say_checkpoint(w, a, x, 20);
     say_step(w, a, x, 30);
     pump(w);
-    say_end_of(w, a, x, 0, (struct end){ .signal = 9 });
+    say_end_of(w, a, x, 0, (struct end){.signal = 9});
     pump(w);
     int64_t down = w->now;
     x = recovered(w, a, id);

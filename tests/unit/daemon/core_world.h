@@ -19,10 +19,10 @@
 #include "daemon/core.h"
 #include "proto/base/clock.h"
 
-#define HELPER static __attribute__((unused))
-#define STATE(s) BOOST__JOB_STATE__VALUE__##s
+#define HELPER    static __attribute__((unused))
+#define STATE(s)  BOOST__JOB_STATE__VALUE__##s
 #define REASON(r) BOOST__REASON__VALUE__##r
-#define CKPT(s) BOOST__CHECKPOINT_STATE__VALUE__##s
+#define CKPT(s)   BOOST__CHECKPOINT_STATE__VALUE__##s
 
 /* ---- the store ---------------------------------------------------------------------- */
 
@@ -185,15 +185,15 @@ HELPER void mem_add_metrics(void *arg, int64_t job, int attempt, int rank, const
 }
 
 /* Replaces by key or appends. */
-#define MEM_APPLY(rows, count, cap, row, same)                                                                         \
-    do {                                                                                                               \
-        int at = 0;                                                                                                    \
-        while (at < (count) && !(same))                                                                                \
-            at++;                                                                                                      \
-        assert_true(at < (cap));                                                                                       \
-        (rows)[at] = (row);                                                                                            \
-        if (at == (count))                                                                                             \
-            (count)++;                                                                                                 \
+#define MEM_APPLY(rows, count, cap, row, same) \
+    do {                                       \
+        int at = 0;                            \
+        while (at < (count) && !(same))        \
+            at++;                              \
+        assert_true(at < (cap));               \
+        (rows)[at] = (row);                    \
+        if (at == (count))                     \
+            (count)++;                         \
     } while (0)
 
 HELPER void mem_apply(struct mem_store *m, const struct mem_txn *t)
@@ -207,7 +207,8 @@ HELPER void mem_apply(struct mem_store *m, const struct mem_txn *t)
                   m->attempts[at].job == t->attempts[i].job && m->attempts[at].attempt == t->attempts[i].attempt);
     for (int i = 0; i < t->n_checkpoints; i++)
         MEM_APPLY(m->checkpoints, m->n_checkpoints, 4096, t->checkpoints[i],
-                  m->checkpoints[at].job == t->checkpoints[i].job && m->checkpoints[at].step == t->checkpoints[i].step &&
+                  m->checkpoints[at].job == t->checkpoints[i].job &&
+                      m->checkpoints[at].step == t->checkpoints[i].step &&
                       m->checkpoints[at].attempt == t->checkpoints[i].attempt);
     for (int i = 0; i < t->n_shards; i++)
         MEM_APPLY(m->shards, m->n_shards, 8192, t->shards[i],
@@ -221,8 +222,9 @@ HELPER void mem_apply(struct mem_store *m, const struct mem_txn *t)
     }
     if (t->is_metrics) {
         int at = 0;
-        while (at < m->n_metrics && !(m->metrics[at].job == t->metrics_job && m->metrics[at].attempt == t->metrics_attempt &&
-                                      m->metrics[at].rank == t->metrics_rank))
+        while (at < m->n_metrics &&
+               !(m->metrics[at].job == t->metrics_job && m->metrics[at].attempt == t->metrics_attempt &&
+                 m->metrics[at].rank == t->metrics_rank))
             at++;
         m->metrics[at].job = t->metrics_job;
         m->metrics[at].attempt = t->metrics_attempt;
@@ -339,7 +341,7 @@ struct fake_attempt {
     bool ended[8]; /* by index into ranks */
     bool end_acked[8];
     struct end ends[8];
-    int64_t seq;     /* keeper's */
+    int64_t seq; /* keeper's */
     int64_t metrics_seq[8], shards_seq[8];
     int terms, kills, starts, checkpoints_asked;
 };
@@ -569,7 +571,7 @@ HELPER void say_finished(struct world *w, struct fake_agent *a, struct fake_atte
     say_step(w, a, x, x->steps);
     say_checkpoint(w, a, x, x->steps);
     for (int i = 0; i < x->n_ranks; i++)
-        say_end_of(w, a, x, i, (struct end){ .done = true });
+        say_end_of(w, a, x, i, (struct end){.done = true});
     say_node_end(w, a, x);
 }
 
@@ -577,7 +579,7 @@ HELPER void kill_all(struct world *w, struct fake_agent *a, struct fake_attempt 
 {
     for (int i = 0; i < x->n_ranks; i++)
         if (!x->ended[i])
-            say_end_of(w, a, x, i, (struct end){ .signal = 9, .killed = true });
+            say_end_of(w, a, x, i, (struct end){.signal = 9, .killed = true});
     say_node_end(w, a, x);
 }
 
@@ -646,7 +648,7 @@ HELPER void on_stop(struct world *w, struct fake_agent *a, const Boost__StopAtte
     say_checkpoint(w, a, x, x->step);
     for (int i = 0; i < x->n_ranks; i++)
         if (!x->ended[i])
-            say_end_of(w, a, x, i, (struct end){ .done = true });
+            say_end_of(w, a, x, i, (struct end){.done = true});
     say_node_end(w, a, x);
 }
 
@@ -740,11 +742,21 @@ HELPER bool world_send(void *arg, const char *node, const Boost__ControllerMessa
     Boost__ControllerMessage *copy = boost__controller_message__unpack(NULL, len, bytes);
     assert_non_null(copy);
     switch (copy->body_case) {
-    case BOOST__CONTROLLER_MESSAGE__BODY_START: on_start(w, a, copy->start->start); break;
-    case BOOST__CONTROLLER_MESSAGE__BODY_STOP: on_stop(w, a, copy->stop); break;
-    case BOOST__CONTROLLER_MESSAGE__BODY_TASK: on_task(w, a, copy->task); break;
-    case BOOST__CONTROLLER_MESSAGE__BODY_REGISTERED: on_verdicts(w, a, copy->registered); break;
-    case BOOST__CONTROLLER_MESSAGE__BODY_ACK: on_ack(a, copy->ack); break;
+    case BOOST__CONTROLLER_MESSAGE__BODY_START:
+        on_start(w, a, copy->start->start);
+        break;
+    case BOOST__CONTROLLER_MESSAGE__BODY_STOP:
+        on_stop(w, a, copy->stop);
+        break;
+    case BOOST__CONTROLLER_MESSAGE__BODY_TASK:
+        on_task(w, a, copy->task);
+        break;
+    case BOOST__CONTROLLER_MESSAGE__BODY_REGISTERED:
+        on_verdicts(w, a, copy->registered);
+        break;
+    case BOOST__CONTROLLER_MESSAGE__BODY_ACK:
+        on_ack(a, copy->ack);
+        break;
     case BOOST__CONTROLLER_MESSAGE__BODY_FORGET: {
         struct fake_attempt *x = fake_find(a, copy->forget->job, copy->forget->attempt);
         if (x) {
@@ -766,7 +778,8 @@ HELPER bool world_send(void *arg, const char *node, const Boost__ControllerMessa
                  (int)(copy->kv->result->ok ? copy->kv->result->value.len : strlen(copy->kv->result->error)),
                  copy->kv->result->ok ? (char *)copy->kv->result->value.data : copy->kv->result->error);
         break;
-    default: break;
+    default:
+        break;
     }
     boost__controller_message__free_unpacked(copy, NULL);
     free(bytes);
@@ -823,34 +836,34 @@ HELPER struct world *world_new(void)
     w->wall_offset = INT64_C(1700000000) * NS_PER_S;
     w->seed = 88172645463325252ULL;
     boost__boostd_config__init(&w->config);
-    w->api = (struct core_store){ .arg = w->store,
-                                  .id = mem_id,
-                                  .health = mem_health,
-                                  .begin = mem_begin,
-                                  .put_job = mem_put_job,
-                                  .put_attempt = mem_put_attempt,
-                                  .put_node = mem_put_node,
-                                  .put_checkpoint = mem_put_checkpoint,
-                                  .put_shard = mem_put_shard,
-                                  .add_event = mem_add_event,
-                                  .commit = mem_commit,
-                                  .add_metrics = mem_add_metrics,
-                                  .load_jobs = mem_load_jobs,
-                                  .load_attempts = mem_load_attempts,
-                                  .load_nodes = mem_load_nodes,
-                                  .load_checkpoints = mem_load_checkpoints,
-                                  .load_shards = mem_load_shards,
-                                  .load_metric_seqs = mem_load_metric_seqs,
-                                  .max_job_id = mem_max_job_id,
-                                  .max_event_id = mem_max_event_id };
-    w->ops = (struct core_ops){ .arg = w,
-                                .mono_ns = world_mono,
-                                .wall_ns = world_wall,
-                                .random = world_random,
-                                .send = world_send,
-                                .changed = world_changed,
-                                .log = world_log,
-                                .uid = 500 };
+    w->api = (struct core_store){.arg = w->store,
+                                 .id = mem_id,
+                                 .health = mem_health,
+                                 .begin = mem_begin,
+                                 .put_job = mem_put_job,
+                                 .put_attempt = mem_put_attempt,
+                                 .put_node = mem_put_node,
+                                 .put_checkpoint = mem_put_checkpoint,
+                                 .put_shard = mem_put_shard,
+                                 .add_event = mem_add_event,
+                                 .commit = mem_commit,
+                                 .add_metrics = mem_add_metrics,
+                                 .load_jobs = mem_load_jobs,
+                                 .load_attempts = mem_load_attempts,
+                                 .load_nodes = mem_load_nodes,
+                                 .load_checkpoints = mem_load_checkpoints,
+                                 .load_shards = mem_load_shards,
+                                 .load_metric_seqs = mem_load_metric_seqs,
+                                 .max_job_id = mem_max_job_id,
+                                 .max_event_id = mem_max_event_id};
+    w->ops = (struct core_ops){.arg = w,
+                               .mono_ns = world_mono,
+                               .wall_ns = world_wall,
+                               .random = world_random,
+                               .send = world_send,
+                               .changed = world_changed,
+                               .log = world_log,
+                               .uid = 500};
     boot(w);
     return w;
 }
@@ -894,7 +907,7 @@ HELPER bool settle(struct world *w)
 {
     if (!w->real)
         return mem_settle(w->store);
-    struct pollfd p = { .fd = store_fd(w->real), .events = POLLIN };
+    struct pollfd p = {.fd = store_fd(w->real), .events = POLLIN};
     if (poll(&p, 1, 50) <= 0)
         return false;
     store_dispatch(w->real);
@@ -1116,8 +1129,8 @@ HELPER void on_control(void *arg, int rc, const struct error *err, const char *t
     snprintf(w->reply_text, sizeof w->reply_text, "%s", rc ? err->message : text);
 }
 
-static const struct core_user user_ann = { .uid = 1000, .gid = 1000, .name = "ann" };
-static const struct core_user user_bob = { .uid = 1001, .gid = 1001, .name = "bob" };
+static const struct core_user user_ann = {.uid = 1000, .gid = 1000, .name = "ann"};
+static const struct core_user user_bob = {.uid = 1001, .gid = 1001, .name = "bob"};
 
 HELPER int64_t submit_spec(struct world *w, const Boost__JobSpec *spec, bool held)
 {
@@ -1145,9 +1158,9 @@ HELPER int control(struct world *w, Boost__ControlRequest__Verb verb, int64_t jo
     pump(w);
     return w->reply_rc;
 }
-#define CANCEL BOOST__CONTROL_REQUEST__VERB__CANCEL
-#define HOLD BOOST__CONTROL_REQUEST__VERB__HOLD
-#define RELEASE BOOST__CONTROL_REQUEST__VERB__RELEASE
+#define CANCEL     BOOST__CONTROL_REQUEST__VERB__CANCEL
+#define HOLD       BOOST__CONTROL_REQUEST__VERB__HOLD
+#define RELEASE    BOOST__CONTROL_REQUEST__VERB__RELEASE
 #define CHECKPOINT BOOST__CONTROL_REQUEST__VERB__CHECKPOINT
 
 HELPER struct job *job_of(struct world *w, int64_t id)
@@ -1157,11 +1170,11 @@ HELPER struct job *job_of(struct world *w, int64_t id)
     return job;
 }
 
-#define assert_state(w, id, s)                                                                                         \
-    do {                                                                                                               \
-        if (job_of(w, id)->state != STATE(s))                                                                          \
-            fail_msg("%s:%d: job %lld is %s, not " #s " (%s)", __FILE__, __LINE__, (long long)(id),                    \
-                     job_state_name(job_of(w, id)->state), job_of(w, id)->reason_text);                                \
+#define assert_state(w, id, s)                                                                      \
+    do {                                                                                            \
+        if (job_of(w, id)->state != STATE(s))                                                       \
+            fail_msg("%s:%d: job %lld is %s, not " #s " (%s)", __FILE__, __LINE__, (long long)(id), \
+                     job_state_name(job_of(w, id)->state), job_of(w, id)->reason_text);             \
     } while (0)
 
 /* The newest durable event of that kind; NULL when there is none. */
@@ -1181,10 +1194,10 @@ HELPER int count_events(struct world *w, int64_t job, const char *kind)
     return n;
 }
 
-#define assert_says(text, part)                                                                                        \
-    do {                                                                                                               \
-        if (!strstr((text), (part)))                                                                                   \
-            fail_msg("%s:%d: \"%s\" does not say \"%s\"", __FILE__, __LINE__, (text), (part));                         \
+#define assert_says(text, part)                                                                \
+    do {                                                                                       \
+        if (!strstr((text), (part)))                                                           \
+            fail_msg("%s:%d: \"%s\" does not say \"%s\"", __FILE__, __LINE__, (text), (part)); \
     } while (0)
 
 /* The job's newest attempt on the agent. */

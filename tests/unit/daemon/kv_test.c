@@ -32,7 +32,7 @@ static void answer(void *arg, const struct kv_asker *asker, const void *value, s
 
 static struct kv_asker asker(uint64_t id, int64_t job, int attempt, int rank)
 {
-    struct kv_asker a = { .id = id, .job = job, .attempt = attempt, .rank = rank };
+    struct kv_asker a = {.id = id, .job = job, .attempt = attempt, .rank = rank};
     snprintf(a.node, sizeof a.node, "n1");
     return a;
 }

@@ -11,13 +11,14 @@
 
 static struct sched_node node(const char *name, int slots, int free)
 {
-    return (struct sched_node){ .name = name, .slots = slots, .free = free, .up = true, .open = true };
+    return (struct sched_node){.name = name, .slots = slots, .free = free, .up = true, .open = true};
 }
 
-static struct sched_answer place(struct sched_node *nodes, int n, int want_nodes, int devices, uint32_t uid, int *chosen)
+static struct sched_answer place(struct sched_node *nodes, int n, int want_nodes, int devices, uint32_t uid,
+                                 int *chosen)
 {
     struct sched_answer a;
-    struct sched_request r = { .nodes = want_nodes, .devices_per_node = devices, .uid = uid };
+    struct sched_request r = {.nodes = want_nodes, .devices_per_node = devices, .uid = uid};
     for (int i = 0; i < want_nodes; i++)
         chosen[i] = -1;
     sched_place(nodes, n, &r, chosen, &a);
@@ -28,7 +29,7 @@ static void first_fit_in_order(void **state)
 {
     (void)state;
     int chosen[2];
-    struct sched_node nodes[] = { node("a", 4, 1), node("b", 4, 2), node("c", 4, 4) };
+    struct sched_node nodes[] = {node("a", 4, 1), node("b", 4, 2), node("c", 4, 4)};
     struct sched_answer a = place(nodes, 3, 1, 2, 1000, chosen);
     assert_int_equal(a.verdict, SCHED_PLACED);
     assert_int_equal(chosen[0], 1);
@@ -46,7 +47,7 @@ static void what_it_waits_for(void **state)
 {
     (void)state;
     int chosen[8];
-    struct sched_node nodes[] = { node("a", 2, 1), node("b", 4, 0) };
+    struct sched_node nodes[] = {node("a", 2, 1), node("b", 4, 0)};
     struct sched_answer a = place(nodes, 2, 1, 2, 0, chosen);
     assert_int_equal(a.verdict, SCHED_WAIT);
     assert_int_equal(a.reason, BOOST__REASON__VALUE__NoDevices);
@@ -69,7 +70,7 @@ static void who_may_where(void **state)
 {
     (void)state;
     int chosen[1];
-    struct sched_node nodes[] = { node("a", 2, 2), node("b", 2, 2), node("c", 2, 2) };
+    struct sched_node nodes[] = {node("a", 2, 2), node("b", 2, 2), node("c", 2, 2)};
     nodes[0].up = false;
     nodes[1].uid = 1001;
     nodes[2].open = false;
@@ -107,8 +108,8 @@ static void against_counting(void **state)
         seed = seed * 6364136223846793005ULL + 1442695040888963407ULL;
         int want = 1 + (int)((seed >> 33) % 3), devices = 1 + (int)((seed >> 40) % 8);
         for (int i = 0; i < n; i++)
-            can += nodes[i].up && nodes[i].open && (nodes[i].uid == 0 || nodes[i].uid == 1000) &&
-                   nodes[i].free >= devices;
+            can +=
+                nodes[i].up && nodes[i].open && (nodes[i].uid == 0 || nodes[i].uid == 1000) && nodes[i].free >= devices;
         struct sched_answer a = place(nodes, n, want, devices, 1000, chosen);
         assert_int_equal(a.verdict == SCHED_PLACED, can >= want);
         if (a.verdict != SCHED_PLACED) {
