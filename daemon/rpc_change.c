@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/rpc_call.h"
+#include "proto/jobfile.h"
 #include "proto/reflect.h"
 
 /* ---- submit ------------------------------------------------------------------ */
@@ -88,6 +89,8 @@ void rpc_submit(struct rpc_call *call, const Boost__SubmitRequest *request)
     int rc = request->spec ? ERR_OK : error_set(&err, ERR_INVALID, "the submit request holds no job");
     if (!rc && !request->allow_unknown)
         rc = refuse_unknown(request->spec, &err);
+    if (!rc)
+        rc = jobfile_check_paths(request->spec, &err);
     if (rc)
         call_fail(call, &err);
     else if (request->dry_run)

@@ -48,5 +48,7 @@ MUST_USE int jobfile_set(Boost__JobSpec *spec, struct arena *a, const char *assi
  * checkpoint.dir, checkpoint.init_from.path (not "job:..."), workdir, run.tensorboard_dir,
  * notify.secret_file. URLs (with "://"), empty and absolute ones stay. New strings live in `a`. */
 MUST_USE int jobfile_absolute_paths(Boost__JobSpec *spec, struct arena *a, const char *cwd, struct error *err);
+/* ERR_INVALID naming the first of these that is relative: what a server says to a client that did not do it. */
+MUST_USE int jobfile_check_paths(const Boost__JobSpec *spec, struct error *err);
 
 #endif
