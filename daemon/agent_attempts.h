@@ -2,7 +2,8 @@
  * is told to do with them and still owes the controller. The directory is the truth and
  * the memory here a view of it, so an agent can die at any time (D2, D5, D30).
  *
- *   agent_attempts.c  the table, adoption at start, orders of the controller
+ *   agent_attempts.c  the table, adoption at start
+ *   agent_orders.c    what the controller orders, acknowledges and forgets
  *   agent_launch.c    from an order to a running keeper
  *   agent_watch.c     what happens in a run directory: progress, ends, hangs, a lost keeper
  *   agent_forward.c   metrics and shard records, from offsets, until acknowledged
@@ -23,6 +24,8 @@
 #include "proto/rankfiles.h"
 
 struct agent;
+
+#define ATTEMPT_GONE_PREFIX ".gone-" /* of run directories on their way out */
 
 enum attempt_state {
     ATTEMPT_PREPARING, /* a thread checks the job's files and makes the run directory          */
@@ -87,9 +90,10 @@ struct agent_attempt {
     bool has_keeper;
     struct cgroup cgroup;
     uv_fs_event_t *events; /* its own memory: outlives the attempt until closed */
-    int busy;              /* threads at work for it: it cannot go yet */
+    int busy;              /* threads and keepers on their way that use it: it cannot go yet */
     bool confirmed;        /* by this run's controller: a keeper may be started */
     bool kill, forget;     /* wanted */
+    bool going;            /* its files are being moved and removed */
     int64_t grace_end_ns;  /* then kill; 0 = no */
     int64_t ended_ns;      /* monotonic; when ENDED was seen */
     char note[512];        /* for NodeEnd: what was unusual about the end */
@@ -124,6 +128,8 @@ void attempts_resend(struct agent *agent);
 
 /* Kills every process of it now, through the keeper while there is one. */
 void attempt_kill(struct agent_attempt *a);
+/* Takes over `start`. NULL when out of memory; `start` is then freed. */
+struct agent_attempt *attempts_add(struct agent *agent, Boost__AttemptStart *start);
 /* Takes it off the table; its directory is the caller's affair. */
 void attempt_drop(struct agent_attempt *a);
 /* Everything of it is known to the controller: logs go to state_dir/logs, the rest away, `a` too, unless it has to wait. */

@@ -28,6 +28,7 @@ enum {
     GAP_MS = 2000,     /* longer between two looks: the machine stood still      */
     REGISTER_ARENA = 8 << 20,
     CLOSE_MS = 5000,
+    LOCK_MS = 1000, /* a child of an agent that was killed holds its lock until it has run boost-keeper */
 };
 
 /* ---- messages ---- */
@@ -191,7 +192,11 @@ static int take_lock(struct agent *agent, struct error *err)
     if (agent->lock_fd < 0)
         return error_errno(err, errno, "cannot open %s", path);
     char pid[24] = {0};
-    if (flock(agent->lock_fd, LOCK_EX | LOCK_NB) == 0) {
+    int64_t deadline = clock_mono_ns() + LOCK_MS * NS_PER_MS;
+    int got;
+    while ((got = flock(agent->lock_fd, LOCK_EX | LOCK_NB)) < 0 && errno == EWOULDBLOCK && clock_mono_ns() < deadline)
+        poll(NULL, 0, 10);
+    if (got == 0) {
         int len = snprintf(pid, sizeof pid, "%ld\n", (long)getpid());
         if (ftruncate(agent->lock_fd, 0) < 0 || pwrite(agent->lock_fd, pid, (size_t)len, 0) != len)
             log_line(LOG_DEBUG, "the lock file does not say whose it is");

@@ -140,6 +140,15 @@ static void run_task(uv_work_t *work)
 
 static void look_again(uv_timer_t *timer);
 
+static void wait_for_more(struct task *t)
+{
+    struct agent_tasks *tasks = t->tasks;
+    t->next = tasks->followers;
+    tasks->followers = t;
+    if (!uv_is_active((uv_handle_t *)&tasks->follow))
+        uv_timer_start(&tasks->follow, look_again, FOLLOW_MS, 0);
+}
+
 static void task_done(uv_work_t *work, int status)
 {
     struct task *t = work->data;
@@ -155,10 +164,7 @@ static void task_done(uv_work_t *work, int status)
         reply(t);
         return;
     }
-    t->next = tasks->followers;
-    tasks->followers = t;
-    if (!uv_is_active((uv_handle_t *)&tasks->follow))
-        uv_timer_start(&tasks->follow, look_again, FOLLOW_MS, 0);
+    wait_for_more(t);
 }
 
 static void queue_task(struct task *t)
@@ -192,6 +198,11 @@ static int place_log(struct task *t)
 
 static void read_log(struct task *t)
 {
+    const struct agent_attempt *a = attempts_find(t->tasks->agent, t->order->job, t->order->read_log->attempt);
+    if (a && a->going) { /* between two places, for some milliseconds */
+        wait_for_more(t);
+        return;
+    }
     t->rc = place_log(t);
     if (t->rc)
         reply(t);

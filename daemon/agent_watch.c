@@ -331,8 +331,8 @@ static void report(struct agent_attempt *a)
 
 void attempt_poll(struct agent_attempt *a)
 {
-    if (!attempt_is_ours(a) || a->state == ATTEMPT_PREPARING || a->state == ATTEMPT_STARTING)
-        return;
+    if (!attempt_is_ours(a) || a->busy)
+        return; /* a thread or a process works on it and says when it is done */
     if (a->state != ATTEMPT_ENDED) {
         load_identities(a);
         look_after_keeper(a);

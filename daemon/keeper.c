@@ -35,6 +35,8 @@ enum {
     READ_CHUNK = 64 << 10,
 };
 
+static const char end_ready[] = "keeper.end.ready"; /* becomes keeper.end: a rename needs no room */
+
 struct keeper_rank {
     int rank;
     pid_t pid; /* 0 = never started or reaped */
@@ -175,6 +177,10 @@ static int prepare(struct keeper *k, const struct keeper_options *options, struc
     struct error reserve;
     if (!rc && rank_exit_reserve(k->run_dir, (int)k->count, &reserve))
         log_error(LOG_WARN, &reserve, "exit records have no reserve");
+    if (!rc)
+        rc = fs_join(path, sizeof path, err, k->run_dir, end_ready);
+    if (!rc)
+        rc = fs_write_durable(path, "ended\n", 6, 0644, err);
     if (!rc)
         rc = procid_get(getpid(), &self, err);
     if (!rc)
@@ -424,7 +430,7 @@ static void run_loop(struct keeper *k)
 
 static int finish(struct keeper *k, struct error *err)
 {
-    char path[PATH_MAX];
+    char path[PATH_MAX], ready[PATH_MAX];
     for (size_t i = 0; i < k->count; i++) {
         int64_t dropped = keeper_log_dropped(k->ranks[i].log);
         if (dropped)
@@ -438,12 +444,12 @@ static int finish(struct keeper *k, struct error *err)
     if (!fs_join(path, sizeof path, NULL, k->run_dir, "keeper.reserve"))
         unlink(path);
     int rc = fs_join(path, sizeof path, err, k->run_dir, "keeper.end");
-    /* Nobody may believe that processes are left for want of disk space: try until it is written. */
-    while (!rc && (rc = fs_write_durable(path, "ended\n", 6, 0644, err)) == ERR_NOSPACE) {
-        poll(NULL, 0, POLL_MS);
-        rc = ERR_OK;
-    }
-    return rc;
+    if (!rc)
+        rc = fs_join(ready, sizeof ready, err, k->run_dir, end_ready);
+    /* Nobody may believe that processes are left for want of disk space: the file is there already. */
+    if (!rc && rename(ready, path) < 0)
+        rc = error_errno(err, errno, "cannot rename %s", ready);
+    return rc ? rc : fs_sync_dir(k->run_dir, err);
 }
 
 int keeper_run(const struct keeper_options *options, struct error *err)

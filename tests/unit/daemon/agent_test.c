@@ -19,6 +19,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "daemon/agent_main.h"
@@ -180,6 +181,12 @@ static int worker(const char *what, const char *run_dir, int rank)
     if (!strcmp(what, "stubborn")) {
         signal(SIGTERM, SIG_IGN);
         status->phase = BOOST__RANK_UPDATE__PHASE__TRAINING;
+    }
+    if (!strcmp(what, "count")) {
+        char path[PATH_MAX];
+        snprintf(path, sizeof path, "%s/count", run_dir);
+        int fd = open(path, O_WRONLY | O_CREAT | O_APPEND, 0644);
+        return write(fd, "x", 1) == 1 ? 9 : 94;
     }
     if (!strcmp(what, "kv"))
         return worker_rendezvous(run_dir, rank);
@@ -494,6 +501,15 @@ static void order_stop(struct fixture *f, int attempt, Boost__StopAttempt__How h
     tell(f, BOOST__CONTROLLER_MESSAGE__BODY_STOP, &s);
 }
 
+static void order_forget(struct fixture *f, int attempt)
+{
+    Boost__ForgetAttempt forget = BOOST__FORGET_ATTEMPT__INIT;
+    forget.has_job = forget.has_attempt = true;
+    forget.job = 17;
+    forget.attempt = attempt;
+    tell(f, BOOST__CONTROLLER_MESSAGE__BODY_FORGET, &forget);
+}
+
 static void run_path(struct fixture *f, int attempt, const char *name, char out[PATH_MAX])
 {
     int used = snprintf(out, PATH_MAX, "%s/attempts/%s-17.%d/%s", f->state, f->store_id, attempt, name);
@@ -642,13 +658,9 @@ static void test_from_start_to_forget(void **state)
     expect_end(f, 1, 7);
     read_log(f, 1, 0, 0);
     expect_log(f, "rank 0 is up\n", true);
-    Boost__ForgetAttempt forget = BOOST__FORGET_ATTEMPT__INIT;
-    forget.has_job = forget.has_attempt = true;
-    forget.job = 17;
-    forget.attempt = 1;
     run_path(f, 1, "", path);
     assert_true(fs_exists(path));
-    tell(f, BOOST__CONTROLLER_MESSAGE__BODY_FORGET, &forget);
+    order_forget(f, 1);
     await_path(path, false);
     read_log(f, 1, 5, 0); /* from the log that was kept */
     expect_log(f, "0 is up\n", true);
@@ -734,12 +746,8 @@ static void test_next_attempt_waits_for_the_kill(void **state)
     expect_end(f, 2, 7);
     order_start(f, "exit7", 3, 1);
     expect_end(f, 3, 7);
-    Boost__ForgetAttempt forget = BOOST__FORGET_ATTEMPT__INIT;
     char path[PATH_MAX];
-    forget.has_job = forget.has_attempt = true;
-    forget.job = 17;
-    forget.attempt = 1;
-    tell(f, BOOST__CONTROLLER_MESSAGE__BODY_FORGET, &forget);
+    order_forget(f, 1);
     run_path(f, 1, "", path);
     await_path(path, false);
     order_start(f, "exit7", 1, 1); /* an order that comes late */
@@ -1124,6 +1132,35 @@ static void test_other_store_is_left_alone(void **state)
     f->store_id = store;
 }
 
+/* Whenever the agent dies between an order and a running rank, the rank runs once, and its code arrives. */
+static void test_agent_killed_at_any_moment(void **state)
+{
+    struct fixture *f = *state;
+    for (int i = 1; i <= 24; i++) {
+        Boost__Verdict keep;
+        char path[PATH_MAX];
+        struct stat st;
+        verdict_of(&keep, i, BOOST__VERDICT__WHAT__KEEP);
+        start_agent(f);
+        accept_agent(f, NULL);
+        order_start(f, "count", i, 1);
+        struct timespec moment = {.tv_nsec = (long)(i - 1) * 700000};
+        nanosleep(&moment, NULL);
+        kill_agent(f, SIGKILL);
+        start_agent(f);
+        accept_agent(f, &keep);
+        order_start(f, "count", i, 1);
+        expect_end(f, i, 9);
+        run_path(f, i, "count", path);
+        assert_int_equal(stat(path, &st), 0);
+        assert_int_equal(st.st_size, 1);
+        order_forget(f, i);
+        run_path(f, i, "", path);
+        await_path(path, false);
+        kill_agent(f, SIGKILL);
+    }
+}
+
 static void test_one_agent_a_state_directory(void **state)
 {
     struct fixture *f = *state;
@@ -1177,6 +1214,7 @@ int main(int argc, char **argv)
         TEST(test_rendezvous_outlives_the_link),
         TEST(test_hang_is_reported),
         TEST(test_other_store_is_left_alone),
+        TEST(test_agent_killed_at_any_moment),
         TEST(test_one_agent_a_state_directory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
