@@ -10,11 +10,10 @@
 #include "proto/base/clock.h"
 #include "proto/base/fs.h"
 
-static int terminated; /* atomic: set in a signal handler, read by all ranks' threads */
+static int terminated; /* atomic */
 
-void report_terminate(int signal_number)
+void report_terminate(void)
 {
-    (void)signal_number;
     __atomic_store_n(&terminated, 1, __ATOMIC_RELAXED);
 }
 

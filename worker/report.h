@@ -14,8 +14,8 @@
 #include "proto/reclog.h"
 #include "proto/worker.pb-c.h"
 
-/* For the program's SIGTERM handler (async-signal-safe): every rank of the process is asked to stop. */
-void report_terminate(int signal_number);
+/* Asks every rank of the process to stop, as SIGTERM does. Any thread. */
+void report_terminate(void);
 
 struct report {
     const Boost__AttemptStart *start; /* the caller's */

@@ -9,6 +9,7 @@
 #include "tests/unit/worker/tiny_job.h"
 #include "worker/plan/plan.h"
 #include "worker/rank.h"
+#include "worker/signals.h"
 
 enum { STEPS = 60, TP = 2 };
 
@@ -53,7 +54,8 @@ static void rank_process(int rank, int out, int64_t steps, int timeout_ms)
     struct job_file f;
     struct error err;
     Boost__JobSpec *spec = NULL;
-    signal(SIGPIPE, SIG_IGN);
+    if (signals_start(&err))
+        _exit(1);
     alarm(60);
     dup2(out, 1);
     dup2(out, 2);
@@ -183,6 +185,52 @@ static void a_killed_rank_ends_the_other(void **state)
     boost__done_record__free_unpacked(d, NULL);
 }
 
+/* Signals that the process would handle on whichever thread they find, computing ones too. */
+static uint64_t handled_signals(pid_t pid)
+{
+    char path[64], line[256];
+    unsigned long long mask = ~0ULL;
+    snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+    FILE *f = fopen(path, "re");
+    assert_non_null(f);
+    while (fgets(line, sizeof line, f))
+        if (!strncmp(line, "SigCgt:", 7))
+            mask = strtoull(line + 7, NULL, 16);
+    fclose(f);
+    return mask;
+}
+
+/* A handler that runs while oneDNN computes damages the heap (worker/signals.h). */
+static void sigterm_stops_ranks_without_a_handler(void **state)
+{
+    (void)state;
+    make_pages();
+    for (int turn = 0; turn < 5; turn++) {
+        int out[TP];
+        pid_t pid[TP];
+        for (int r = 0; r < TP; r++)
+            pid[r] = start_rank(r, 1000000, 20000, &out[r]);
+        FILE *f = fdopen(dup(out[0]), "r");
+        setvbuf(f, NULL, _IONBF, 0);
+        char line[512];
+        while (fgets(line, sizeof line, f) && strncmp(line, "step 10/", 8))
+            ;
+        fclose(f);
+        assert_int_equal(handled_signals(pid[0]) & (1ULL << (SIGTERM - 1)), 0);
+        for (int r = 0; r < TP; r++)
+            kill(pid[r], SIGTERM);
+        for (int r = 0; r < TP; r++) {
+            const char *text = rest_of(out[r]);
+            int code = tiny_job_end(pid[r]);
+            if (code)
+                fail_msg("rank %d: exit %d: %s", r, code, text);
+            Boost__DoneRecord *d = done_of(r);
+            assert_int_equal(d->why, BOOST__DONE_RECORD__WHY__STOPPED);
+            boost__done_record__free_unpacked(d, NULL);
+        }
+    }
+}
+
 static void a_rank_that_never_starts_is_named(void **state)
 {
     (void)state;
@@ -199,6 +247,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(processes_do_what_threads_do, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_killed_rank_ends_the_other, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(sigterm_stops_ranks_without_a_handler, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_rank_that_never_starts_is_named, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

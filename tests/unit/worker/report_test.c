@@ -159,7 +159,7 @@ static void pages(void **state)
     assert_string_equal(status->collective, "latent qkv");
     assert_string_equal(status->doing, "waiting for rank 2");
     assert_int_equal(report_stop_asked(&r), 0);
-    report_terminate(SIGTERM); /* for good: this test is the last to look */
+    report_terminate(); /* for good: this test is the last to look */
     assert_int_equal(report_stop_asked(&r), 1);
     control->stop = 2;
     assert_int_equal(report_stop_asked(&r), 2);

@@ -20,7 +20,7 @@
 #include "proto/base/fs.h"
 #include "proto/worker.pb-c.h"
 #include "proto/reclog.h"
-#include "worker/report.h"
+#include "worker/signals.h"
 #include "worker/standalone.h"
 
 /* <dir>/train.txt, val.txt and job.pbtxt; `run` and `checkpoint` are further fields of those groups. */
@@ -78,10 +78,11 @@ static inline pid_t tiny_job_start(const char *dir, const char *run_dir, const c
     FILE *null = out ? NULL : fopen("/dev/null", "we");
     dup2(out ? fds[1] : fileno(null), 1);
     dup2(out ? fds[1] : fileno(null), 2);
-    signal(SIGTERM, report_terminate);
     char job[256];
     struct error err;
     error_clear(&err);
+    if (signals_start(&err))
+        _exit(1);
     snprintf(job, sizeof job, "%s/job.pbtxt", dir);
     struct standalone s = {.job_file = job, .run_dir = run_dir, .resume = resume, .set = set, .n_set = n_set};
     int code = standalone_run(&s, &err);
