@@ -15,6 +15,7 @@ enum { STEPS = 60, TP = 2 };
 
 static char dir[64], run[160], socket_path[160], checkpoints[160], job[160];
 static struct fake_agent *agent;
+static int attempt; /* rendezvous keys carry it */
 
 static int set_up(void **state)
 {
@@ -23,6 +24,7 @@ static int set_up(void **state)
     if (!mkdtemp(dir))
         return -1;
     snprintf(run, sizeof run, "%s/run", dir);
+    attempt = 1;
     snprintf(socket_path, sizeof socket_path, "%s/rv.sock", dir);
     snprintf(checkpoints, sizeof checkpoints, "%s/ckpt-proc", dir);
     snprintf(job, sizeof job, "%s/job.pbtxt", dir);
@@ -65,7 +67,7 @@ static void rank_process(int rank, int out, int64_t steps, int timeout_ms)
     spec->run->steps = steps;
     Boost__AttemptStart start = BOOST__ATTEMPT_START__INIT;
     start.job = 5;
-    start.attempt = 1;
+    start.attempt = attempt;
     start.spec = spec;
     start.world = TP;
     start.run_dir = run;
@@ -205,7 +207,7 @@ static void sigterm_stops_ranks_without_a_handler(void **state)
 {
     (void)state;
     make_pages();
-    for (int turn = 0; turn < 5; turn++) {
+    for (attempt = 1; attempt <= 5; attempt++) {
         int out[TP];
         pid_t pid[TP];
         for (int r = 0; r < TP; r++)
