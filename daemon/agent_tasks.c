@@ -204,10 +204,12 @@ static void read_log(struct task *t)
         return;
     }
     t->rc = place_log(t);
-    if (t->rc)
-        reply(t);
-    else
+    if (!t->rc)
         queue_task(t);
+    else if (clock_mono_ns() < t->deadline_ns) /* its start may still be on the way */
+        wait_for_more(t);
+    else
+        reply(t);
 }
 
 static void look_again(uv_timer_t *timer)

@@ -668,6 +668,12 @@ static void test_from_start_to_forget(void **state)
     Boost__AgentMessage *m = expect(f, BOOST__AGENT_MESSAGE__BODY_TASK);
     assert_int_equal(m->task->failure->code, ERR_NOT_FOUND);
     boost__agent_message__free_unpacked(m, NULL);
+    read_log(f, 2, 0, WAIT_MS); /* of an attempt that is about to start */
+    order_start(f, "exit7", 2, 1);
+    m = expect(f, BOOST__AGENT_MESSAGE__BODY_TASK);
+    assert_null(m->task->failure);
+    assert_int_equal(m->task->data.len, strlen("rank 0 is up\n"));
+    boost__agent_message__free_unpacked(m, NULL);
     kill_agent(f, SIGTERM);
     path_in(f, "agent.log", path);
     struct buffer log;
