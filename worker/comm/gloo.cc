@@ -411,6 +411,6 @@ int gloo_comms_create(int rank, int world, int tp, const char *bind_address, con
         return error_set(err, ERR_NOMEM, "out of memory while connecting the ranks");
     } catch (const std::exception &e) {
         error_set(err, ERR_PEER_LOST, "cannot connect the ranks over %s: %s", bind_address, e.what());
-        return error_hint(err, "the data address of the agent must be an address of this machine that the other nodes reach");
+        return error_hint(err, "the agent's data address must be an address of its machine that the other nodes reach");
     }
 }

@@ -92,8 +92,9 @@ static void compare_state(const char *checkpoint)
             free(p);
             free(q);
         }
-        for (const char *const *key = (const char *const[]){"step", "adam_t", "samples", "tokens", "skipped", NULL}; *key; key++)
-            assert_string_equal(safetensors_meta(&x, *key), safetensors_meta(&y, *key));
+        static const char *const keys[] = {"step", "adam_t", "samples", "tokens", "skipped"};
+        for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+            assert_string_equal(safetensors_meta(&x, keys[i]), safetensors_meta(&y, keys[i]));
         safetensors_close(&x);
         safetensors_close(&y);
     }

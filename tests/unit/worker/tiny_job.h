@@ -43,9 +43,11 @@ static inline void tiny_job_write(const char *dir, int tp, int steps, const char
     buffer_free(&text);
     int len = snprintf(job, sizeof job,
                        "spec_version: 1 name: \"tiny\"\n"
-                       "model { factorization: COLA hidden: 16 layers: 2 heads: 2 intermediate: 32 rank: 4 vocab: 128 }\n"
+                       "model { factorization: COLA hidden: 16 layers: 2 heads: 2 intermediate: 32 rank: 4\n"
+                       "        vocab: 128 }\n"
                        "parallel { strategy: BTP tp: %d micro_batch: 2 global_batch: 4 }\n"
-                       "data { train { path: \"%s/train.txt\" } eval { path: \"%s/val.txt\" } format: TEXT seq_len: 16 }\n"
+                       "data { train { path: \"%s/train.txt\" } eval { path: \"%s/val.txt\" } format: TEXT\n"
+                       "       seq_len: 16 }\n"
                        "optimizer { lr: 1e-2 warmup_steps: 10 }\n"
                        "run { steps: %d %s }\n"
                        "checkpoint { dir: \"%s/ckpt\" %s }\n"
