@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """D2, D5, D31: a new agent owns what the old one had started: it stops it, and it never runs it again."""
-import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
 from harness import alive, run, wait_until
-from jobs import Shared, attempts, ended, endless, job_of, wait_event, wait_rank_step
+from jobs import Shared, attempts, ended, endless, job_of, wait_rank_step
 
 shared = Shared(cpu_slots=2)
 

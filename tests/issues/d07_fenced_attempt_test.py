@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
 from harness import run, wait_until
-from jobs import (Shared, at, attempts, ended, endless, rank_step, wait_committed, wait_event, wait_rank_step)
+from jobs import Shared, attempts, ended, endless, rank_step, wait_committed, wait_rank_step
 
 FAST = {"heartbeat_ms": 100, "suspect_ms": 400, "node_timeout_ms": 1200, "restart_grace_ms": 2500}
 shared = Shared(cpu_slots=2, boostd_set=FAST)
@@ -49,7 +49,7 @@ def test_d08_a_controller_that_was_away_for_long_restarts_nothing(c):
     c.boostd.kill9()
     away = time.monotonic()
     wait_until(lambda: time.monotonic() - away > 2 * FAST["node_timeout_ms"] / 1000, 10, "twice the node time-out over")
-    c.start_boostd()
+    c.start_boostd(restart_grace_ms=10000)  # an agent tries again every 3 s at most
     c.wait_nodes(1)
     c.wait_step(job, rank_step(c, job, 1) + 3)
     assert c.rank_pids(job, 1) == pids and c.status(job)["attempt"] == 1

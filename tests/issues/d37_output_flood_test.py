@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
 from harness import BIN, run
-from jobs import Shared, endless, job_of, rank_step, wait_event, wait_rank_step
+from jobs import Shared, endless, rank_step, wait_event, wait_rank_step
 
 shared = Shared(cpu_slots=2)
 

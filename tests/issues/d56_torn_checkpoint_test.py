@@ -45,9 +45,10 @@ def test_d56_a_flipped_byte_in_the_newest(c):
         byte = f.read(1)
         f.seek(-1, 1)
         f.write(bytes([byte[0] ^ 1]))
-    goes_on(c, job, ks[-2]["step"], ["checkpoint-damaged", f"checkpoint of step {ks[-1]['step']} does not verify", shards[1],
-                                     f"the one of step {ks[-2]['step']} is tried"])
-    note, = [k.get("note", "") for k in c.json("ckpt", "ls", job)["checkpoints"] if k["step"] == ks[-1]["step"] and k["attempt"] == 1]
+    goes_on(c, job, ks[-2]["step"], ["checkpoint-damaged", f"checkpoint of step {ks[-1]['step']} does not verify",
+                                     shards[1], f"the one of step {ks[-2]['step']} is tried"])
+    note, = [k.get("note", "") for k in c.json("ckpt", "ls", job, "-a")["checkpoints"]
+             if (k["step"], k["attempt"]) == (ks[-1]["step"], 1)]
     assert "damaged" in note, note
 
 
