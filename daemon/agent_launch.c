@@ -10,6 +10,7 @@
 
 #include "daemon/agent_node.h"
 #include "daemon/agent_preflight.h"
+#include "daemon/keeper.h"
 #include "daemon/log.h"
 #include "proto/base/fs.h"
 
@@ -210,8 +211,14 @@ static void keeper_started(uv_process_t *process, int64_t exit_status, int term_
     a->busy--;
     if (a->agent->closing)
         return;
-    bool there = !fs_join(path, sizeof path, NULL, a->run_dir, "keeper.id") && !procid_load(path, &id, NULL);
-    if (exit_status == 0 || there) {
+    /* A keeper that an agent before us had started may have been quicker: then this one had to give up. With the
+     * lock in hand no other can begin, and the directory may go. */
+    int lock = -1;
+    bool there = exit_status == 0 || keeper_lock(a->run_dir, &lock, NULL) == ERR_BUSY ||
+                 (!fs_join(path, sizeof path, NULL, a->run_dir, "keeper.id") && !procid_load(path, &id, NULL));
+    if (there) {
+        if (lock >= 0)
+            close(lock);
         a->state = ATTEMPT_LIVE;
         attempt_poll(a);
         return;
@@ -219,6 +226,8 @@ static void keeper_started(uv_process_t *process, int64_t exit_status, int term_
     snprintf(what, sizeof what, "ended with %s %lld", term_signal ? "signal" : "status",
              term_signal ? (long long)term_signal : (long long)exit_status);
     keeper_failed(a, what);
+    if (lock >= 0)
+        close(lock);
 }
 
 void attempt_run_keeper(struct agent_attempt *a)

@@ -1200,6 +1200,7 @@ int main(int argc, char **argv)
     ssize_t n = readlink("/proc/self/exe", self_path, sizeof self_path - 1);
     if (n <= 0)
         return 1;
+    cmocka_set_test_filter(getenv("BOOST_TEST_FILTER"));
     signal(SIGPIPE, SIG_IGN); /* an agent that hangs up is a failed check, not the end of this program */
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
