@@ -1,6 +1,7 @@
 /* agent_checkpoint.h */
 #include "daemon/agent_checkpoint.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -101,7 +102,8 @@ static int check_shard(const char *dir, const char *file, int64_t bytes, uint32_
         found = crc32c(found, chunk, (size_t)n);
     }
     if (!rc && whole && found != sum)
-        rc = error_set(err, ERR_CORRUPT, "shard %s is damaged: its CRC-32C is %08x, %08x was written", path, found, sum);
+        rc =
+            error_set(err, ERR_CORRUPT, "shard %s is damaged: its CRC-32C is %08x, %08x was written", path, found, sum);
     if (fd >= 0)
         close(fd);
     free(chunk);
@@ -227,7 +229,8 @@ static int load_manifest(const char *dir, int64_t step, int32_t attempt, json_t 
         const char *schema = json_string_value(json_object_get(*out, "schema"));
         if (!schema || strcmp(schema, manifest_schema) || json_integer_value(json_object_get(*out, "step")) != step ||
             json_integer_value(json_object_get(*out, "attempt")) != attempt)
-            rc = error_set(err, ERR_CORRUPT, "%s is not the manifest of step %" PRId64 ", attempt %d", path, step, attempt);
+            rc = error_set(err, ERR_CORRUPT, "%s is not the manifest of step %" PRId64 ", attempt %d", path, step,
+                           attempt);
     }
     buffer_free(&text);
     return rc;
@@ -283,7 +286,7 @@ int checkpoint_delete(const char *dir, struct error *err)
             return error_set(err, ERR_REFUSED, "%s is not a directory and stays", dir);
         /* What an earlier try left would be in the way. */
         int rc = fs_remove_tree(going, err);
-        if (!rc && rename(dir, going) < 0)
+        if (!rc && rename(dir, going) < 0 && errno != ENOENT)
             rc = error_errno(err, errno, "cannot rename %s to %s", dir, going);
         if (!rc)
             rc = sync_parents(dir, err);
@@ -293,4 +296,25 @@ int checkpoint_delete(const char *dir, struct error *err)
         return error_errno(err, errno, "cannot look at %s", dir);
     }
     return fs_remove_tree(going, err);
+}
+
+int checkpoints_clear_torn(const char *parent, int64_t attempt, struct error *err)
+{
+    DIR *d = opendir(parent);
+    if (!d)
+        return errno == ENOENT ? ERR_OK : error_errno(err, errno, "cannot read %s", parent);
+    int rc = ERR_OK;
+    for (struct dirent *e; !rc && (e = readdir(d));) {
+        char dir[PATH_MAX], manifest[PATH_MAX];
+        int64_t step, k;
+        struct stat st;
+        rc = fs_join(dir, sizeof dir, err, parent, e->d_name);
+        if (rc || !parse_dir(dir, &step, &k) || k != attempt)
+            continue;
+        rc = fs_join(manifest, sizeof manifest, err, dir, manifest_name);
+        if (!rc && lstat(manifest, &st) < 0 && errno == ENOENT)
+            rc = checkpoint_delete(dir, err);
+    }
+    closedir(d);
+    return rc;
 }

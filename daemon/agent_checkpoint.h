@@ -15,5 +15,9 @@ MUST_USE int checkpoint_verify(const Boost__VerifyCheckpoint *order, struct erro
 /* Removes a directory whose name is step-<n>.a<k>: renamed to <name>.deleting first, so that a half-removed one
  * is never taken for a checkpoint. One that is gone is fine; ERR_REFUSED for any other name. */
 MUST_USE int checkpoint_delete(const char *dir, struct error *err);
+/* Removes what `attempt` left half-written below `parent` (<dir>/<store id>-<job>): its directories without a
+ * manifest. The controller knows nothing of one of which no shard was reported, so nobody else would. Only once
+ * nothing of the attempt writes any more and the controller has closed it. A missing `parent` is fine. */
+MUST_USE int checkpoints_clear_torn(const char *parent, int64_t attempt, struct error *err);
 
 #endif

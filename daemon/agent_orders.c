@@ -8,8 +8,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/agent_checkpoint.h"
 #include "daemon/agent_logs.h"
 #include "daemon/agent_node.h"
+#include "daemon/agent_user.h"
 #include "daemon/keeper_exit.h"
 #include "daemon/log.h"
 #include "proto/base/clock.h"
@@ -31,7 +33,8 @@ static int check_order(struct agent *agent, const Boost__AttemptStart *s, struct
         return error_set(err, ERR_PROTOCOL, "the start order is incomplete");
     uint32_t uid = s->has_uid ? s->uid : (uint32_t)geteuid();
     if (geteuid() != 0 && uid != geteuid()) {
-        error_set(err, ERR_REFUSED, "the agent of node %s runs as uid %u and takes only jobs of that user, not of %s (uid %u)",
+        error_set(err, ERR_REFUSED,
+                  "the agent of node %s runs as uid %u and takes only jobs of that user, not of %s (uid %u)",
                   agent->node, (unsigned)geteuid(), s->user ? s->user : "another user", (unsigned)uid);
         return error_hint(err, "run boost-agent as root, or submit as its user");
     }
@@ -65,7 +68,8 @@ static Boost__AttemptStart *complete_order(struct agent *agent, const Boost__Att
     char run_dir[PATH_MAX];
     snprintf(run_dir, sizeof run_dir, "%s/%s-%" PRId64 ".%d", agent->attempts_dir, s->store_id, s->job, s->attempt);
     char **fields[] = {&s->run_dir, &s->rendezvous_socket, &s->data_address, &s->worker_path, &s->node};
-    const char *values[] = {run_dir, agent->rendezvous_path, agent->config->data_address, agent->worker_path, agent->node};
+    const char *values[] = {run_dir, agent->rendezvous_path, agent->config->data_address, agent->worker_path,
+                            agent->node};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         free(*fields[i]);
         *fields[i] = strdup(values[i]);
@@ -109,7 +113,8 @@ void attempts_start(struct agent *agent, const Boost__AttemptStart *order)
     a = start ? attempts_add(agent, start) : NULL;
     if (!a) {
         error_set(&err, ERR_NOMEM, "no memory for the attempt");
-        attempt_refuse(agent, order->job, order->attempt, BOOST__EXIT_CLASS__VALUE__INFRA, BOOST__REASON__VALUE__NONE, &err);
+        attempt_refuse(agent, order->job, order->attempt, BOOST__EXIT_CLASS__VALUE__INFRA, BOOST__REASON__VALUE__NONE,
+                       &err);
         return;
     }
     a->confirmed = true;
@@ -128,7 +133,8 @@ static bool write_control(struct agent_attempt *a, int rank, size_t offset, cons
     if (fd < 0)
         return false;
     /* A short file is the user's doing: a write would not reach the mapping anyway. */
-    bool ok = lseek(fd, 0, SEEK_END) >= RANK_FILE_BYTES && pwrite(fd, value, sizeof *value, (off_t)offset) == sizeof *value;
+    bool ok =
+        lseek(fd, 0, SEEK_END) >= RANK_FILE_BYTES && pwrite(fd, value, sizeof *value, (off_t)offset) == sizeof *value;
     close(fd);
     return ok;
 }
@@ -282,12 +288,29 @@ struct forgetting {
     struct agent_attempt *a;
 };
 
+static void clear_checkpoints(const struct agent_attempt *a)
+{
+    struct as_user user;
+    struct error err;
+    uint32_t gid = a->start->has_gid ? a->start->gid : (uint32_t)getegid();
+    if (!a->start->checkpoint_dir || !*a->start->checkpoint_dir)
+        return;
+    int rc = as_user_begin(&user, a->uid, gid, &err);
+    if (!rc) {
+        rc = checkpoints_clear_torn(a->start->checkpoint_dir, a->attempt, &err);
+        as_user_end(&user);
+    }
+    if (rc)
+        log_error(LOG_WARN, &err, "half-written checkpoints of an ended attempt stay");
+}
+
 static void remove_files(uv_work_t *work)
 {
     const struct forgetting *f = work->data;
     const struct agent_attempt *a = f->a;
     struct error err;
     char gone[PATH_MAX + 16];
+    clear_checkpoints(a);
     if (agent_logs_keep(a->agent, a->run_dir, &err))
         log_error(LOG_WARN, &err, "logs of %s are lost", a->run_dir);
     snprintf(gone, sizeof gone, "%s/%s%s", a->agent->attempts_dir, ATTEMPT_GONE_PREFIX, strrchr(a->run_dir, '/') + 1);

@@ -80,12 +80,21 @@ def test_t09_sigkill_in_the_middle_of_a_write(c):
     base = os.path.dirname(committed(c, job)[0]["path"])
 
     def writing():
-        return [d for d in os.listdir(base) if not os.path.exists(os.path.join(base, d, "manifest.json"))
-                and os.listdir(os.path.join(base, d))]
+        """Directories that hold something and no manifest."""
+        found = []
+        for d in os.listdir(base):
+            try:
+                inside = os.listdir(os.path.join(base, d))
+            except FileNotFoundError:
+                continue
+            if inside and "manifest.json" not in inside:
+                found.append(d)
+        return found
     torn = wait_until(writing, 20, "a checkpoint being written")
     os.kill(c.rank_pids(job, 1)[0], signal.SIGKILL)
     wait_event(c, job, "running", attempt=2)
     assert attempts(c, job)[1]["from_step"] == first, (attempts(c, job), torn)
+    wait_until(lambda: not [d for d in writing() if ".a1" in d], 10, "what attempt 1 left half-written is cleared away")
     c.wait_state(job, "COMPLETED")
     same_losses(c, job, twin_of(c, steps=STEPS, every=8), STEPS)
 
