@@ -20,7 +20,6 @@
 #include "proto/base/fs.h"
 #include "proto/reflect.h"
 
-
 /* ---- the table ---- */
 
 const char *attempt_text(const struct agent_attempt *a, char out[48])
@@ -171,8 +170,7 @@ static void quarantine(struct agent *agent, const char *run_dir, const char *nam
     struct procid keeper;
     struct error err;
     int rc = fs_join(path, sizeof path, &err, run_dir, "keeper.id");
-    if (!rc && rank_file_regular(path) && !procid_load(path, &keeper, NULL) &&
-        !procid_signal(&keeper, SIGTERM, NULL))
+    if (!rc && rank_file_regular(path) && !procid_load(path, &keeper, NULL) && !procid_signal(&keeper, SIGTERM, NULL))
         log_line(LOG_WARN, "%s: its keeper still ran and was told to kill everything", name);
     snprintf(marker, sizeof marker, "BOOST_RUN_DIR=%s", run_dir);
     struct proc_sweep sweep = {.marker = marker};

@@ -55,8 +55,8 @@ struct hang_watch {
     bool running; /* `seen` is of this phase */
     struct rank_status seen;
     int64_t changed_ns;
-    int64_t micro_ns;       /* when `progress` last grew */
-    double smoothed_ns;     /* of a micro-batch, 0 = no sample yet */
+    int64_t micro_ns;   /* when `progress` last grew */
+    double smoothed_ns; /* of a micro-batch, 0 = no sample yet */
     bool reported;
 };
 
@@ -132,7 +132,8 @@ void attempt_kill(struct agent_attempt *a);
 struct agent_attempt *attempts_add(struct agent *agent, Boost__AttemptStart *start);
 /* Takes it off the table; its directory is the caller's affair. */
 void attempt_drop(struct agent_attempt *a);
-/* Everything of it is known to the controller: logs go to state_dir/logs, the rest away, `a` too, unless it has to wait. */
+/* Everything of it is known to the controller: logs go to state_dir/logs, the rest away, `a` too, unless it has to
+ * wait. */
 void attempt_try_forget(struct agent_attempt *a);
 
 /* ---- agent_launch.c ---- */

@@ -86,7 +86,8 @@ static void collect(struct forward *f, const char *path, const ProtobufCMessageD
             break; /* the arena is full: next batch */
         if (rc) {
             f->broken = rc == ERR_CORRUPT || rc == ERR_INVALID || rc == ERR_NOMEM;
-            log_error(LOG_ERROR, &err, "%s: %s", path, f->broken ? "the rest of this file is not forwarded" : "not now");
+            log_error(LOG_ERROR, &err, "%s: %s", path,
+                      f->broken ? "the rest of this file is not forwarded" : "not now");
             break;
         }
         b->records[b->count++] = m;

@@ -11,8 +11,8 @@ static const double smoothing = 0.2; /* weight of the newest micro-batch */
 
 const char *phase_name(uint32_t phase)
 {
-    static const char *const names[] = {"launched",   "at the rendezvous", "loading", "training",
-                                        "evaluating", "saving",            "ended"};
+    static const char *const names[] = {"launched", "at the rendezvous", "loading", "training", "evaluating", "saving",
+                                        "ended"};
     return phase < sizeof names / sizeof *names ? names[phase] : "in an unknown phase";
 }
 
@@ -84,8 +84,9 @@ void hang_excuse(struct hang_watch *h, int64_t gap_ns)
 void hang_describe(const struct hang_watch *h, int rank, int64_t now_ns, int64_t limit_ns, char *out, size_t cap)
 {
     const struct rank_status *s = &h->seen;
-    snprintf(out, cap, "rank %d made no progress for %.1f s (limit %.1f s) while %s, %" PRId64 " steps done%s%.95s%s%.95s",
-             rank, (double)(now_ns - h->changed_ns) / (double)NS_PER_S, (double)limit_ns / (double)NS_PER_S,
+    snprintf(out, cap,
+             "rank %d made no progress for %.1f s (limit %.1f s) while %s, %" PRId64 " steps done%s%.95s%s%.95s", rank,
+             (double)(now_ns - h->changed_ns) / (double)NS_PER_S, (double)limit_ns / (double)NS_PER_S,
              phase_name(s->phase), s->step, s->collective[0] ? "; last collective: " : "", s->collective,
              s->doing[0] ? "; doing: " : "", s->doing);
 }

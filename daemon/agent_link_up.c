@@ -16,7 +16,7 @@
 enum {
     BACKOFF_MIN_MS = 100,
     BACKOFF_MAX_MS = 3000,
-    ANSWER_MS = 3000,  /* without any HeartbeatAck, or without an answer to hello or Register: dead */
+    ANSWER_MS = 3000,     /* without any HeartbeatAck, or without an answer to hello or Register: dead */
     QUIET_LOG_MS = 60000, /* the same trouble again is logged this often */
     READ_CHUNK = 64 << 10,
     MESSAGE_ARENA = 64 << 20,

@@ -57,15 +57,21 @@ static int parse(int argc, char **argv, struct options *o)
 {
     enum { CONFIG = 1, STATE_DIR, SOCKET, NODE, SLOTS, LEVEL, SET, KEEPER, WORKER, HELP, VERSION };
     static const struct option long_options[] = {
-        {"config", required_argument, NULL, CONFIG},   {"state-dir", required_argument, NULL, STATE_DIR},
-        {"controller-socket", required_argument, NULL, SOCKET}, {"node", required_argument, NULL, NODE},
-        {"cpu-slots", required_argument, NULL, SLOTS}, {"log-level", required_argument, NULL, LEVEL},
-        {"set", required_argument, NULL, SET},         {"keeper", required_argument, NULL, KEEPER},
-        {"worker", required_argument, NULL, WORKER},   {"help", no_argument, NULL, HELP},
-        {"version", no_argument, NULL, VERSION},       {0},
+        {"config", required_argument, NULL, CONFIG},
+        {"state-dir", required_argument, NULL, STATE_DIR},
+        {"controller-socket", required_argument, NULL, SOCKET},
+        {"node", required_argument, NULL, NODE},
+        {"cpu-slots", required_argument, NULL, SLOTS},
+        {"log-level", required_argument, NULL, LEVEL},
+        {"set", required_argument, NULL, SET},
+        {"keeper", required_argument, NULL, KEEPER},
+        {"worker", required_argument, NULL, WORKER},
+        {"help", no_argument, NULL, HELP},
+        {"version", no_argument, NULL, VERSION},
+        {0},
     };
-    static const char *const fields[] = {[STATE_DIR] = "state_dir", [NODE] = "node", [SLOTS] = "cpu_slots",
-                                         [LEVEL] = "log_level"};
+    static const char *const fields[] = {
+        [STATE_DIR] = "state_dir", [NODE] = "node", [SLOTS] = "cpu_slots", [LEVEL] = "log_level"};
     unsigned seen = 0;
     for (int c; (c = getopt_long(argc, argv, "", long_options, NULL)) != -1;) {
         switch (c) {
@@ -156,10 +162,8 @@ int agent_main(int argc, char **argv)
         rc = program_path(worker, o.worker, "boost-worker", &err);
     if (!rc) {
         log_set_level(level);
-        struct agent_setup setup = {.config = config,
-                                    .keeper_path = keeper,
-                                    .worker_path = worker,
-                                    .controller_socket = o.controller_socket};
+        struct agent_setup setup = {
+            .config = config, .keeper_path = keeper, .worker_path = worker, .controller_socket = o.controller_socket};
         rc = agent_run(&setup, &err);
     }
     if (!rc)

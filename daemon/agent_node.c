@@ -128,8 +128,8 @@ static void on_registered(void *arg, const Boost__Registered *answer)
     struct agent *agent = arg;
     if (answer->store_id)
         snprintf(agent->store_id, sizeof agent->store_id, "%s", answer->store_id);
-    log_line(LOG_INFO, "registered as node %s with the controller at %s (store %s)", agent->node, agent->controller_socket,
-             agent->store_id);
+    log_line(LOG_INFO, "registered as node %s with the controller at %s (store %s)", agent->node,
+             agent->controller_socket, agent->store_id);
     if (!agent->was_registered) {
         printf("boost-agent ready node=%s\n", agent->node);
         fflush(stdout);
@@ -249,7 +249,8 @@ static int identify(struct agent *agent, struct error *err)
         return error_errno(err, errno, "no host name");
     agent->node[sizeof agent->node - 1] = '\0';
     if (!validate_name(agent->node) || strlen(name) >= sizeof agent->node) {
-        error_set(err, ERR_INVALID, "node name \"%s\" is not 1 to 64 bytes of [A-Za-z0-9._-]", *name ? name : agent->node);
+        error_set(err, ERR_INVALID, "node name \"%s\" is not 1 to 64 bytes of [A-Za-z0-9._-]",
+                  *name ? name : agent->node);
         return error_hint(err, "set `node` in the configuration or use --node");
     }
     int uv = uv_random(NULL, NULL, random, sizeof random, 0, NULL);
@@ -360,7 +361,8 @@ int agent_run(const struct agent_setup *setup, struct error *err)
     snprintf(agent.worker_path, sizeof agent.worker_path, "%s", setup->worker_path);
     int rc = identify(&agent, err);
     if (!rc)
-        rc = socket_path_find(SOCKET_CONNECT, setup->controller_socket, setup->config->controller_socket, agent.controller_socket, err);
+        rc = socket_path_find(SOCKET_CONNECT, setup->controller_socket, setup->config->controller_socket,
+                              agent.controller_socket, err);
     if (!rc)
         rc = make_dirs(&agent, err);
     if (!rc)

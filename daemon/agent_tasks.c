@@ -17,8 +17,8 @@
 #include "proto/reflect.h"
 
 enum {
-    FOLLOW_MS = 50,           /* a follower of a log looks again this often */
-    LOG_BYTES = 256 << 10,    /* of a reply, when the task does not say     */
+    FOLLOW_MS = 50,        /* a follower of a log looks again this often */
+    LOG_BYTES = 256 << 10, /* of a reply, when the task does not say     */
     LOG_BYTES_MAX = 1 << 20,
 };
 
@@ -132,8 +132,8 @@ static void run_task(uv_work_t *work)
     }
     const Boost__ReadLog *o = t->order->read_log;
     buffer_clear(&t->data);
-    t->rc = keeper_log_read(t->run_dir, o->rank, &t->offset, o->has_tail_lines ? o->tail_lines : -1, t->wanted, &t->data,
-                            &t->err);
+    t->rc = keeper_log_read(t->run_dir, o->rank, &t->offset, o->has_tail_lines ? o->tail_lines : -1, t->wanted,
+                            &t->data, &t->err);
 }
 
 /* ---- on the loop ---- */
@@ -189,8 +189,8 @@ static int place_log(struct task *t)
     int used = snprintf(t->run_dir, sizeof t->run_dir, "%s/%s-%lld.%d", agent->logs_dir, agent->store_id,
                         (long long)t->order->job, attempt);
     if (used < 0 || (size_t)used >= sizeof t->run_dir || !fs_exists(t->run_dir)) {
-        error_set(&t->err, ERR_NOT_FOUND, "node %s has no log of attempt %lld.%d", agent->node, (long long)t->order->job,
-                  attempt);
+        error_set(&t->err, ERR_NOT_FOUND, "node %s has no log of attempt %lld.%d", agent->node,
+                  (long long)t->order->job, attempt);
         return error_hint(&t->err, "old logs are removed beyond log_keep_bytes of the agent's configuration");
     }
     return ERR_OK;

@@ -19,9 +19,9 @@
 #include "proto/reflect.h"
 
 enum {
-    UPDATE_MS = 500,       /* between two RankUpdates without news of weight       */
+    UPDATE_MS = 500,        /* between two RankUpdates without news of weight       */
     METRICS_WAIT_MS = 3000, /* NodeEnd waits so long for metrics to be sent        */
-    RESEND_MS = 5000,      /* reports that nobody acknowledged go again            */
+    RESEND_MS = 5000,       /* reports that nobody acknowledged go again            */
     ACKS_SAVE_MS = 2000,
 };
 
@@ -136,7 +136,9 @@ static int write_lost_ends(struct agent_attempt *a, struct error *err)
             if (keeper_log_read(a->run_dir, r->rank, &offset, -1, KEEPER_LOG_TAIL, &tail, NULL))
                 buffer_clear(&tail);
         }
-        struct rank_end end = {.rank = r->rank, .seq = ++seq, .wall_ns = clock_wall_ns(), .lost = true, .killed_by_us = a->kill};
+        seq++;
+        struct rank_end end = {
+            .rank = r->rank, .seq = seq, .wall_ns = clock_wall_ns(), .lost = true, .killed_by_us = a->kill};
         rc = rank_exit_write(a->start, &end, &tail, err);
         buffer_free(&tail);
         load_exit(a, r);
@@ -150,7 +152,8 @@ static void take_over_from_lost_keeper(struct agent_attempt *a)
 {
     struct error err;
     if (!a->note[0]) {
-        snprintf(a->note, sizeof a->note, "boost-keeper (pid %ld) was lost; its ranks were killed", (long)a->keeper.pid);
+        snprintf(a->note, sizeof a->note, "boost-keeper (pid %ld) was lost; its ranks were killed",
+                 (long)a->keeper.pid);
         log_line(LOG_ERROR, "%s: %s", a->run_dir, a->note);
     }
     if (sweep(a)) {
@@ -230,7 +233,8 @@ static void look_at_progress(struct agent_attempt *a, struct agent_rank *r)
     int64_t from = a->start->resume ? a->start->resume->step : 0;
     bool first_step = r->told.step <= from && page.step > from;
     bool changed = page.step != r->told.step || page.progress != r->told.progress;
-    if (!r->has_told || page.phase != r->told.phase || first_step || (changed && now - r->told_ns >= UPDATE_MS * NS_PER_MS))
+    if (!r->has_told || page.phase != r->told.phase || first_step ||
+        (changed && now - r->told_ns >= UPDATE_MS * NS_PER_MS))
         send_update(a, r, &page);
     if (!hang_look(&r->hang, &page, now, c->hang_min_ms, c->hang_max_ms))
         return;

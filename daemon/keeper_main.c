@@ -80,8 +80,11 @@ static int detach(int *ready_fd, struct error *err)
 int keeper_main(int argc, char **argv)
 {
     static const struct option long_options[] = {
-        {"foreground", no_argument, NULL, 'f'}, {"no-cgroup", no_argument, NULL, 'c'}, {"help", no_argument, NULL, 'h'},
-        {"version", no_argument, NULL, 'V'},    {0},
+        {"foreground", no_argument, NULL, 'f'},
+        {"no-cgroup", no_argument, NULL, 'c'},
+        {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'V'},
+        {0},
     };
     struct keeper_options options = {.use_cgroup = true, .ready_fd = -1};
     bool foreground = false;

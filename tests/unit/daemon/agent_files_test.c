@@ -1,10 +1,10 @@
 /* What an agent does to files for the controller: preflight, manifest, verification,
  * removal, kept logs, and as whom. */
+#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
 
 #include <fcntl.h>
 #include <jansson.h>
@@ -144,7 +144,8 @@ static void test_as_the_jobs_user(void **state)
 {
     (void)state;
     if (geteuid() != 0) { /* another user's job cannot be served */
-        assert_int_equal(agent_preflight(&spec, (uint32_t)geteuid() + 1, (uint32_t)getegid(), &reason, &err), ERR_REFUSED);
+        assert_int_equal(agent_preflight(&spec, (uint32_t)geteuid() + 1, (uint32_t)getegid(), &reason, &err),
+                         ERR_REFUSED);
         return;
     }
     char owned[PATH_MAX];
@@ -314,8 +315,16 @@ static void test_delete(void **state)
     assert_int_equal(fs_make_dirs(path, 0755, NULL), 0);
     assert_int_equal(checkpoint_delete(step_path, &err), 0);
     assert_false(fs_exists(path));
-    static const char *const wrong[] = {"/",        "/tmp",      "step-1.a1",      "/x/step-1",          "/x/step-1.a",
-                                        "/x/step-", "/x/step-1.a1/", "/x/step-1.a1/..", "/x/step-1.a1.deleting", "/x/step--1.a1",
+    static const char *const wrong[] = {"/",
+                                        "/tmp",
+                                        "step-1.a1",
+                                        "/x/step-1",
+                                        "/x/step-1.a",
+                                        "/x/step-",
+                                        "/x/step-1.a1/",
+                                        "/x/step-1.a1/..",
+                                        "/x/step-1.a1.deleting",
+                                        "/x/step--1.a1",
                                         "/x/step-99999999999999999999.a1"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         assert_int_equal(checkpoint_delete(wrong[i], &err), ERR_REFUSED);
@@ -365,12 +374,8 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        TEST(test_preflight),
-        TEST(test_as_the_jobs_user),
-        TEST(test_manifest),
-        TEST(test_manifest_refuses),
-        TEST(test_verify_names_the_damage),
-        TEST(test_delete),
+        TEST(test_preflight),        TEST(test_as_the_jobs_user),        TEST(test_manifest),
+        TEST(test_manifest_refuses), TEST(test_verify_names_the_damage), TEST(test_delete),
         TEST(test_logs_are_trimmed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,10 +1,10 @@
 /* The agent as a process, with a controller made of a socket and this test, and with this
  * program again as keeper and as worker (what to do is in AGENT_TEST). */
+#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
 
 #include <dirent.h>
 #include <errno.h>
@@ -213,8 +213,8 @@ struct fixture {
     struct buffer in;
     pid_t agent;
     int hang_ms;
-    bool mute;             /* acknowledge nothing */
-    int64_t metrics, shards; /* highest number received */
+    bool mute;                 /* acknowledge nothing */
+    int64_t metrics, shards;   /* highest number received */
     int metric_count[MAX_SEQ]; /* how often each came */
     Boost__Register *registered;
 };
@@ -261,8 +261,8 @@ static void start_agent(struct fixture *f)
         dup2(fd, 1);
         dup2(fd, 2);
         execl(self_path, self_path, "agent", "--state-dir", f->state, "--controller-socket", f->socket, "--node", "n1",
-              "--keeper", self_path, "--worker", self_path, "--cpu-slots", "2", "--set", "hang_min_ms=100", "--set", hang,
-              "--log-level", "debug", (char *)NULL);
+              "--keeper", self_path, "--worker", self_path, "--cpu-slots", "2", "--set", "hang_min_ms=100", "--set",
+              hang, "--log-level", "debug", (char *)NULL);
         _exit(127);
     }
 }
@@ -714,7 +714,8 @@ static void test_updates_and_repeated_start(void **state)
     assert_true(clock_mono_ns() - begin < 10 * NS_PER_S);
 }
 
-static void expect_refused(struct fixture *f, Boost__ExitClass__Value class_, Boost__Reason__Value reason, const char *text)
+static void expect_refused(struct fixture *f, Boost__ExitClass__Value class_, Boost__Reason__Value reason,
+                           const char *text)
 {
     Boost__AgentMessage *m = expect(f, BOOST__AGENT_MESSAGE__BODY_ATTEMPT_REFUSED);
     assert_int_equal(m->attempt_refused->class_, class_);
@@ -871,7 +872,8 @@ static void test_keeper_killed(void **state)
     assert_int_equal(procid_signal(&keeper, SIGKILL, NULL), 0);
     for (int i = 0; i < 2; i++) {
         Boost__AgentMessage *m = expect(f, BOOST__AGENT_MESSAGE__BODY_RANK_END);
-        assert_true(m->rank_end->record->lost && !m->rank_end->record->has_exit_code && !m->rank_end->record->killed_by_us);
+        assert_true(m->rank_end->record->lost && !m->rank_end->record->has_exit_code &&
+                    !m->rank_end->record->killed_by_us);
         assert_non_null(strstr((char *)m->rank_end->record->log_tail.data, "is up"));
         boost__agent_message__free_unpacked(m, NULL);
     }
@@ -985,8 +987,9 @@ static void test_metrics_and_shards_survive(void **state)
     f->mute = false;
     accept_agent(f, NULL);
     while (f->metrics < 1000 || f->shards < 2)
-        boost__agent_message__free_unpacked(expect(f, f->metrics < 1000 ? BOOST__AGENT_MESSAGE__BODY_METRICS
-                                                                         : BOOST__AGENT_MESSAGE__BODY_SHARDS), NULL);
+        boost__agent_message__free_unpacked(
+            expect(f, f->metrics < 1000 ? BOOST__AGENT_MESSAGE__BODY_METRICS : BOOST__AGENT_MESSAGE__BODY_SHARDS),
+            NULL);
     kill_agent(f, SIGKILL);
     touch(f, 1, "go");
     run_path(f, 1, "keeper.end", path);
@@ -1183,7 +1186,8 @@ static void test_one_agent_a_state_directory(void **state)
     path_in(f, "agent.log", path);
     buffer_init(&log, 1 << 20);
     assert_int_equal(fs_read_file(path, &log, NULL), 0);
-    snprintf(expected, sizeof expected, "another boost-agent (pid %d) runs with the state directory %s", (int)first, f->state);
+    snprintf(expected, sizeof expected, "another boost-agent (pid %d) runs with the state directory %s", (int)first,
+             f->state);
     assert_non_null(strstr((char *)log.data, expected));
     buffer_free(&log);
 }
