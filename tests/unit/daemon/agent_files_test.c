@@ -1,10 +1,11 @@
 /* What an agent does to files for the controller: preflight, manifest, verification,
  * removal, kept logs, and as whom. */
-#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include <cmocka.h>
 
 #include <fcntl.h>
 #include <jansson.h>

@@ -1,10 +1,11 @@
 /* The agent as a process, with a controller made of a socket and this test, and with this
  * program again as keeper and as worker (what to do is in AGENT_TEST). */
-#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include <cmocka.h>
 
 #include <dirent.h>
 #include <errno.h>

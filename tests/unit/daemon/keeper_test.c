@@ -1,10 +1,11 @@
 /* The keeper with small workers: this program again, told by KEEPER_TEST in its
  * environment what to do as a rank. */
-#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include <cmocka.h>
 
 #include <dirent.h>
 #include <errno.h>

@@ -1,10 +1,11 @@
 /* Process identities: what may be signalled and what may not (D1), and finding the
  * processes of an attempt whose keeper is gone (D3, D44). */
-#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include <cmocka.h>
 
 #include <limits.h>
 #include <poll.h>
