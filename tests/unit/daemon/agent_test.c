@@ -1110,6 +1110,31 @@ static void test_rendezvous_outlives_the_link(void **state)
     expect_log(f, "rank 0 is up\n77 1 1.2.3.4:5\n", true);
 }
 
+/* A state directory too deep for a socket's address: ranks are told of a short one. */
+static void test_long_state_directory(void **state)
+{
+    struct fixture *f = *state;
+    char path[PATH_MAX];
+    struct buffer packed;
+    memset(f->state + strlen(f->state), 'x', 120);
+    start_agent(f);
+    accept_agent(f, NULL);
+    order_start(f, "kv", 1, 1);
+    pass(f, BOOST__AGENT_MESSAGE__BODY_KV); /* the rank has got through */
+    run_path(f, 1, "start.pb", path);
+    buffer_init(&packed, LIMIT_FRAME);
+    assert_int_equal(fs_read_file(path, &packed, NULL), 0);
+    Boost__AttemptStart *s = boost__attempt_start__unpack(NULL, packed.len, packed.data);
+    assert_true(fs_exists(s->rendezvous_socket));
+    order_stop(f, 1, BOOST__STOP_ATTEMPT__HOW__KILL, 0);
+    pass(f, BOOST__AGENT_MESSAGE__BODY_NODE_END);
+    kill_agent(f, SIGTERM);
+    *strrchr(s->rendezvous_socket, '/') = '\0';
+    assert_false(fs_exists(s->rendezvous_socket));
+    boost__attempt_start__free_unpacked(s, NULL);
+    buffer_free(&packed);
+}
+
 static void test_hang_is_reported(void **state)
 {
     struct fixture *f = *state;
@@ -1224,6 +1249,7 @@ int main(int argc, char **argv)
         TEST(test_stop_gently),
         TEST(test_grace_runs_out),
         TEST(test_rendezvous_outlives_the_link),
+        TEST(test_long_state_directory),
         TEST(test_hang_is_reported),
         TEST(test_other_store_is_left_alone),
         TEST(test_agent_killed_at_any_moment),
