@@ -883,6 +883,13 @@ static void test_keeper_killed(void **state)
     boost__agent_message__free_unpacked(m, NULL);
     assert_false(procid_alive(&rank));
     assert_false(procid_alive(&escaped));
+    char path[PATH_MAX];
+    struct buffer group;
+    buffer_init(&group, PATH_MAX);
+    run_path(f, 1, "keeper.cgroup", path);
+    if (!fs_read_file(path, &group, NULL)) /* where there is one, it is gone */
+        assert_false(fs_exists((char *)group.data));
+    buffer_free(&group);
 }
 
 /* D1: after a crash of both, the rank's pid belongs to somebody else: it is left alone. */
