@@ -16,7 +16,13 @@
 #include "proto/frame.h"
 #include "proto/reflect.h"
 
-enum { BACKLOG = 512, READ_CHUNK = 16 << 10, REQUEST_ARENA = 1 << 20, MAX_PENDING = 4096 /* of one rank */ };
+enum {
+    BACKLOG = 512,
+    READ_CHUNK = 16 << 10,
+    REQUEST_ARENA = 1 << 20,
+    MAX_PENDING = 4096,  /* of one rank */
+    KEPT_MAX = 64 << 20, /* bytes of all kept sets */
+};
 
 struct client {
     uv_pipe_t pipe;
@@ -37,11 +43,23 @@ struct pending {
     size_t len;
 };
 
+/* What a rank has set, for a controller that forgot it: the exchange lives in boostd's
+ * memory, and one that restarts while an attempt meets would leave its ranks waiting. */
+struct kept_set {
+    struct kept_set *next;
+    int64_t job;
+    int attempt;
+    uint8_t *packed; /* KvForward */
+    size_t len;
+};
+
 struct rendezvous_server {
     struct agent *agent;
     uv_pipe_t pipe;
     struct client *clients;
     struct pending *pending;
+    struct kept_set *kept;
+    size_t kept_bytes;
     uint64_t next_id;
     char own_dir[SOCKET_PATH_MAX]; /* to be removed with the socket; "" = none */
 };
@@ -114,19 +132,62 @@ void rendezvous_answer(struct rendezvous_server *server, const Boost__KvAnswer *
 
 /* ---- requests ---- */
 
-static void forward_pending(struct rendezvous_server *server, const struct pending *p)
+static void forward(struct rendezvous_server *server, const uint8_t *packed, size_t len)
 {
-    Boost__KvForward *f = boost__kv_forward__unpack(NULL, p->len, p->packed);
+    Boost__KvForward *f = boost__kv_forward__unpack(NULL, len, packed);
     if (!f)
         return;
     agent_send(server->agent, BOOST__AGENT_MESSAGE__BODY_KV, &f->base);
     boost__kv_forward__free_unpacked(f, NULL);
 }
 
+static void drop_kept(struct rendezvous_server *server, struct kept_set **at)
+{
+    struct kept_set *k = *at;
+    *at = k->next;
+    server->kept_bytes -= k->len;
+    free(k->packed);
+    free(k);
+}
+
+/* Sets of attempts that are over are of no use to anybody. */
+static void drop_stale(struct rendezvous_server *server)
+{
+    for (struct kept_set **at = &server->kept; *at;) {
+        struct agent_attempt *a = attempts_find(server->agent, (*at)->job, (*at)->attempt);
+        if (a && attempt_alive(a))
+            at = &(*at)->next;
+        else
+            drop_kept(server, at);
+    }
+}
+
+/* Copies a SET; its answer went to the rank long ago when it is sent again. Without memory
+ * for it a restart of boostd at the wrong moment costs this attempt its rendezvous, no more. */
+static void keep_set(struct rendezvous_server *server, const Boost__KvForward *f, const uint8_t *packed, size_t len)
+{
+    if (f->op->kind != BOOST__KV_OP__KIND__SET)
+        return;
+    drop_stale(server);
+    struct kept_set *k = server->kept_bytes + len <= KEPT_MAX ? calloc(1, sizeof *k) : NULL;
+    uint8_t *copy = k ? malloc(len) : NULL;
+    if (!copy) {
+        free(k);
+        return;
+    }
+    memcpy(copy, packed, len);
+    *k = (struct kept_set){server->kept, f->job, f->attempt, copy, len};
+    server->kept = k;
+    server->kept_bytes += len;
+}
+
 void rendezvous_resend(struct rendezvous_server *server)
 {
+    drop_stale(server);
+    for (const struct kept_set *k = server->kept; k; k = k->next)
+        forward(server, k->packed, k->len);
     for (const struct pending *p = server->pending; p; p = p->next)
-        forward_pending(server, p);
+        forward(server, p->packed, p->len);
 }
 
 static const char *refuse_request(struct client *c, const Boost__RankRequest *r)
@@ -170,7 +231,8 @@ static void take_request(struct client *c, const Boost__RankRequest *r)
     p->len = boost__kv_forward__pack(&f, packed);
     server->pending = p;
     c->pending++;
-    forward_pending(server, p);
+    keep_set(server, &f, packed, p->len);
+    forward(server, packed, p->len);
 }
 
 /* ---- clients ---- */
@@ -336,6 +398,8 @@ void rendezvous_close(struct rendezvous_server *server)
         return;
     while (server->clients)
         drop_client(server->clients);
+    while (server->kept)
+        drop_kept(server, &server->kept);
     unlink(server->agent->rendezvous_path);
     uv_close((uv_handle_t *)&server->pipe, server_closed);
 }

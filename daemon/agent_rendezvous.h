@@ -14,7 +14,8 @@ struct rendezvous_server;
 MUST_USE int rendezvous_listen(struct agent *agent, struct rendezvous_server **out, struct error *err);
 void rendezvous_close(struct rendezvous_server *server);
 void rendezvous_answer(struct rendezvous_server *server, const Boost__KvAnswer *answer);
-/* The link is up again. */
+/* The link is up again, perhaps to a controller that has restarted: what the ranks of live attempts have
+ * set is set again, then what is not answered is asked again. */
 void rendezvous_resend(struct rendezvous_server *server);
 
 #endif

@@ -85,8 +85,8 @@ static void worker_touch(const char *run_dir, const char *name)
         _exit(97);
 }
 
-/* One request over the rendezvous socket; prints what it got. */
-static int worker_rendezvous(const char *run_dir, int rank)
+/* One request over the rendezvous socket, with `set` a SET before it; prints what it got. */
+static int worker_rendezvous(const char *run_dir, int rank, bool set)
 {
     char path[PATH_MAX];
     struct buffer packed, out, in;
@@ -112,23 +112,40 @@ static int worker_rendezvous(const char *run_dir, int rank)
     op.group = "world";
     op.key = "address of 1";
     op.timeout_ms = 5000;
+    if (set) {
+        op.kind = BOOST__KV_OP__KIND__SET;
+        op.has_value = true;
+        op.value = (ProtobufCBinaryData){4, (uint8_t *)"mine"};
+        r.id = 76;
+        if (frame_append(&out, &r.base, NULL))
+            return 91;
+        op.kind = BOOST__KV_OP__KIND__GET;
+        op.has_value = false;
+        r.id = 77;
+    }
     if (connect(fd, (struct sockaddr *)&address, sizeof address) < 0 || frame_append(&out, &r.base, NULL) ||
         fs_write_all(fd, out.data, out.len, NULL))
         return 91;
     const uint8_t *payload;
-    size_t len, used = 0;
-    while (!used) {
-        uint8_t *at = buffer_reserve(&in, 4096);
-        ssize_t n = read(fd, at, 4096);
-        if (n <= 0)
-            return 92;
-        in.len += (size_t)n;
+    for (int replies = 0; replies < 1 + set;) {
+        size_t len, used;
         if (frame_next(in.data, in.len, &payload, &len, &used, NULL))
             return 93;
+        if (!used) {
+            uint8_t *at = buffer_reserve(&in, 4096);
+            ssize_t n = read(fd, at, 4096);
+            if (n <= 0)
+                return 92;
+            in.len += (size_t)n;
+            continue;
+        }
+        Boost__RankReply *reply = boost__rank_reply__unpack(NULL, len, payload);
+        printf("%d %d %.*s\n", (int)reply->id, reply->result->ok, (int)reply->result->value.len,
+               reply->result->value.data);
+        boost__rank_reply__free_unpacked(reply, NULL);
+        buffer_consume(&in, used);
+        replies++;
     }
-    Boost__RankReply *reply = boost__rank_reply__unpack(NULL, len, payload);
-    printf("%d %d %.*s\n", (int)reply->id, reply->result->ok, (int)reply->result->value.len, reply->result->value.data);
-    boost__rank_reply__free_unpacked(reply, NULL);
     boost__attempt_start__free_unpacked(s, NULL);
     buffer_free(&packed);
     buffer_free(&out);
@@ -189,8 +206,8 @@ static int worker(const char *what, const char *run_dir, int rank)
         int fd = open(path, O_WRONLY | O_CREAT | O_APPEND, 0644);
         return write(fd, "x", 1) == 1 ? 9 : 94;
     }
-    if (!strcmp(what, "kv"))
-        return worker_rendezvous(run_dir, rank);
+    if (!strcmp(what, "kv") || !strcmp(what, "kv set"))
+        return worker_rendezvous(run_dir, rank, !strcmp(what, "kv set"));
     if (!strcmp(what, "escape") && fork() == 0) {
         setsid();
         struct procid id;
@@ -1086,6 +1103,54 @@ static void test_grace_runs_out(void **state)
     boost__agent_message__free_unpacked(m, NULL);
 }
 
+static void answer_kv(struct fixture *f, uint64_t id, const char *value)
+{
+    Boost__KvAnswer answer = BOOST__KV_ANSWER__INIT;
+    Boost__KvResult result = BOOST__KV_RESULT__INIT;
+    answer.has_id = answer.has_job = answer.has_attempt = answer.has_rank = true;
+    answer.id = id;
+    answer.job = 17;
+    answer.attempt = 1;
+    answer.result = &result;
+    result.has_ok = result.ok = result.has_value = true;
+    result.value = (ProtobufCBinaryData){strlen(value), (uint8_t *)(uintptr_t)value};
+    tell(f, BOOST__CONTROLLER_MESSAGE__BODY_KV, &answer);
+}
+
+/* The next forwarded request: its id, after checking its kind. */
+static uint64_t expect_kv(struct fixture *f, Boost__KvOp__Kind kind)
+{
+    Boost__AgentMessage *m = expect(f, BOOST__AGENT_MESSAGE__BODY_KV);
+    assert_int_equal(m->kv->job, 17);
+    assert_int_equal(m->kv->rank, 0);
+    assert_string_equal(m->kv->op->key, "address of 1");
+    assert_int_equal(m->kv->op->kind, kind);
+    if (kind == BOOST__KV_OP__KIND__SET)
+        assert_memory_equal(m->kv->op->value.data, "mine", 4);
+    uint64_t id = m->kv->id;
+    boost__agent_message__free_unpacked(m, NULL);
+    return id;
+}
+
+/* A controller that restarts has forgotten what was set: it is told again. */
+static void test_sets_are_repeated_to_a_new_controller(void **state)
+{
+    struct fixture *f = *state;
+    start_agent(f);
+    accept_agent(f, NULL);
+    order_start(f, "kv set", 1, 1);
+    answer_kv(f, expect_kv(f, BOOST__KV_OP__KIND__SET), "");
+    expect_kv(f, BOOST__KV_OP__KIND__GET);
+    close(f->conn);
+    f->conn = -1;
+    accept_agent(f, NULL);
+    expect_kv(f, BOOST__KV_OP__KIND__SET);
+    answer_kv(f, expect_kv(f, BOOST__KV_OP__KIND__GET), "yours");
+    expect_end(f, 1, 0);
+    read_log(f, 1, 0, 0);
+    expect_log(f, "rank 0 is up\n76 1 \n77 1 yours\n", true);
+}
+
 static void test_rendezvous_outlives_the_link(void **state)
 {
     struct fixture *f = *state;
@@ -1096,22 +1161,7 @@ static void test_rendezvous_outlives_the_link(void **state)
     close(f->conn); /* lost before the answer */
     f->conn = -1;
     accept_agent(f, NULL);
-    Boost__AgentMessage *m = expect(f, BOOST__AGENT_MESSAGE__BODY_KV);
-    assert_int_equal(m->kv->job, 17);
-    assert_int_equal(m->kv->rank, 0);
-    assert_string_equal(m->kv->op->key, "address of 1");
-    Boost__KvAnswer answer = BOOST__KV_ANSWER__INIT;
-    Boost__KvResult result = BOOST__KV_RESULT__INIT;
-    answer.has_id = answer.has_job = answer.has_attempt = answer.has_rank = true;
-    answer.id = m->kv->id;
-    answer.job = 17;
-    answer.attempt = 1;
-    answer.result = &result;
-    result.has_ok = result.ok = result.has_value = true;
-    result.value.data = (uint8_t *)"1.2.3.4:5";
-    result.value.len = 9;
-    boost__agent_message__free_unpacked(m, NULL);
-    tell(f, BOOST__CONTROLLER_MESSAGE__BODY_KV, &answer);
+    answer_kv(f, expect_kv(f, BOOST__KV_OP__KIND__GET), "1.2.3.4:5");
     expect_end(f, 1, 0);
     read_log(f, 1, 0, 0);
     expect_log(f, "rank 0 is up\n77 1 1.2.3.4:5\n", true);
@@ -1256,6 +1306,7 @@ int main(int argc, char **argv)
         TEST(test_stop_gently),
         TEST(test_grace_runs_out),
         TEST(test_rendezvous_outlives_the_link),
+        TEST(test_sets_are_repeated_to_a_new_controller),
         TEST(test_long_state_directory),
         TEST(test_hang_is_reported),
         TEST(test_other_store_is_left_alone),
