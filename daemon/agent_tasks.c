@@ -45,7 +45,7 @@ struct agent_tasks {
     uv_timer_t follow;
     struct task *followers; /* waiting for more of a log */
     struct task *working;
-    bool closing;
+    bool closing, closed; /* closed: the timer is; the last task that a thread still has frees this */
 };
 
 /* ---- replies ---- */
@@ -156,6 +156,8 @@ static void task_done(uv_work_t *work, int status)
     unlink_task(&tasks->working, t);
     if (status == UV_ECANCELED || tasks->closing) {
         free_task(t);
+        if (tasks->closed && !tasks->working)
+            free(tasks);
         return;
     }
     bool wait = !t->rc && t->order->body_case == BOOST__TASK__BODY_READ_LOG && !t->data.len && !t->over &&
@@ -293,7 +295,10 @@ int agent_tasks_create(struct agent *agent, struct agent_tasks **out, struct err
 
 static void follow_closed(uv_handle_t *handle)
 {
-    free(handle->data);
+    struct agent_tasks *tasks = handle->data;
+    tasks->closed = true;
+    if (!tasks->working)
+        free(tasks);
 }
 
 void agent_tasks_close(struct agent_tasks *tasks)

@@ -156,10 +156,8 @@ static void take_over_from_lost_keeper(struct agent_attempt *a)
                  (long)a->keeper.pid);
         log_line(LOG_ERROR, "%s: %s", a->run_dir, a->note);
     }
-    if (sweep(a)) {
-        agent_poll_soon(a->agent);
+    if (sweep(a)) /* the clock looks again: one that cannot die must not keep this node busy with looking */
         return;
-    }
     if (write_lost_ends(a, &err)) {
         log_error(LOG_ERROR, &err, "%s: not over yet", a->run_dir);
         return;
@@ -241,13 +239,14 @@ static void look_at_progress(struct agent_attempt *a, struct agent_rank *r)
     char text[512];
     Boost__HangReport report = BOOST__HANG_REPORT__INIT;
     hang_describe(&r->hang, r->rank, now, hang_limit_ns(&r->hang, c->hang_min_ms, c->hang_max_ms), text, sizeof text);
-    log_line(LOG_WARN, "attempt %lld.%d: %s", (long long)a->job, a->attempt, text);
     report.has_job = report.has_attempt = report.has_rank = true;
     report.job = a->job;
     report.attempt = a->attempt;
     report.rank = r->rank;
     report.text = text;
-    if (!agent_send(a->agent, BOOST__AGENT_MESSAGE__BODY_HANG, &report.base))
+    if (agent_send(a->agent, BOOST__AGENT_MESSAGE__BODY_HANG, &report.base))
+        log_line(LOG_WARN, "attempt %lld.%d: %s", (long long)a->job, a->attempt, text);
+    else
         r->hang.reported = false; /* again once there is somebody to tell */
 }
 

@@ -16,12 +16,13 @@ static bool all_over(const struct attempt *a)
     return true;
 }
 
+/* An attempt of no known rank (see core_boot.c) is not. */
 static bool all_clean(const struct attempt *a)
 {
     for (int r = 0; r < a->world; r++)
         if (!a->ranks[r].end || a->ranks[r].end->class != CLASS(CLEAN))
             return false;
-    return true;
+    return a->world > 0;
 }
 
 static bool all_steps_done(const struct job *job, const struct attempt *a)

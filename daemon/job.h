@@ -171,7 +171,7 @@ struct job {
     int64_t step;            /* highest of any attempt, -1 = none */
     int64_t checkpoint_step; /* newest COMMITTED, -1 = none */
     int64_t submitted_ns, started_ns, ended_ns;
-    double run_s; /* see job_elapsed_s() in core_show.c */
+    double run_s; /* see job_elapsed_s() */
     double productive_s, detection_s, restart_s, replay_s, queue_s;
     double loss, eval_loss, tokens_per_s; /* NaN = none */
 
