@@ -246,6 +246,8 @@ static void job_act(struct core *c, struct job *job)
         a->start_durable = true;
     if (a && actions)
         attempt_send(c, job, actions, NULL);
+    if (a && a->close_due && checkpoints_open(job, a) == 1) /* the manifests' time begins now */
+        attempt_close_anew(c, a);
     c->work = c->work || job->working.in;
     c->schedule = c->schedule || job->pending.in;
 }

@@ -45,8 +45,17 @@ static bool waits_for_checkpoints(struct core *c, const struct job *job, struct 
     } else if (open == 1 && a->close_due - a->close_from < CORE_CLOSE_NS) {
         a->close_due = a->close_from + CORE_CLOSE_NS;
     }
+    /* Nothing is done for a checkpoint before its shards are in the store: a full disk there is no fault of its. */
+    if (open == 1 && job->unsettled && now_mono(c) >= a->close_due)
+        attempt_close_anew(c, a);
     due_at(c, a->close_due);
     return now_mono(c) < a->close_due;
+}
+
+void attempt_close_anew(struct core *c, struct attempt *a)
+{
+    a->close_from = now_mono(c);
+    a->close_due = a->close_from + CORE_CLOSE_NS;
 }
 
 void attempt_say_end(struct core *c, struct job *job, int attempt)

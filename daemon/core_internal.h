@@ -266,6 +266,8 @@ int64_t attempt_run(struct core *c, struct job *job, int64_t now); /* its timers
 
 /* Ends the live attempt when all of it is over and nothing is waited for. */
 void attempt_try_close(struct core *c, struct job *job);
+/* The time that an ended attempt waits for its manifests begins anew. */
+void attempt_close_anew(struct core *c, struct attempt *a);
 void attempt_close(struct core *c, struct job *job); /* ACT_CLOSE_ATTEMPT */
 /* The event of the state that the job has come to. */
 void attempt_say_end(struct core *c, struct job *job, int attempt);

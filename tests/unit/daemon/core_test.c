@@ -706,6 +706,30 @@ static void a_manifest_under_way_is_waited_for(void **state)
     world_free(w);
 }
 
+/* The store cannot write for longer than a manifest is waited for: the last checkpoint is committed all the same. */
+static void a_full_disk_of_the_store_costs_no_checkpoint(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    w->store->sick = ERR_NOSPACE;
+    say_step(w, a, x, 100);
+    say_checkpoint(w, a, x, 100);
+    say_end_of(w, a, x, 0, (struct end){.done = true});
+    say_end_of(w, a, x, 1, (struct end){.done = true});
+    say_node_end(w, a, x);
+    advance(w, 45500);
+    assert_state(w, id, RUNNING);
+    w->store->sick = 0;
+    advance(w, 1000);
+    assert_state(w, id, COMPLETED);
+    assert_int_equal(ckpt(w, id, 100, 1)->state, CKPT(COMMITTED));
+    world_free(w);
+}
+
 /* ---- stops ------------------------------------------------------------------------------------ */
 
 static void cancel_in_every_state(void **state)
@@ -1155,6 +1179,7 @@ int main(void)
         cmocka_unit_test(the_one_resumed_from_stays_until_the_next_commit),
         cmocka_unit_test(incomplete_and_failed_ones_are_abandoned),
         cmocka_unit_test(a_manifest_under_way_is_waited_for),
+        cmocka_unit_test(a_full_disk_of_the_store_costs_no_checkpoint),
         cmocka_unit_test(cancel_in_every_state),
         cmocka_unit_test(hold_and_release),
         cmocka_unit_test(a_job_that_finishes_while_stopping_has_finished),
