@@ -44,7 +44,7 @@ static void load_exit(struct agent_attempt *a, struct agent_rank *r)
     if (r->exit || !own_file(a, name, path))
         return;
     buffer_init(&packed, LIMIT_FRAME);
-    int rc = fs_read_file(path, &packed, &err);
+    int rc = fs_read_regular(path, &packed, &err);
     if (!rc) {
         r->exit = boost__exit_record__unpack(NULL, packed.len, packed.data);
         if (!r->exit)
@@ -63,7 +63,7 @@ static void load_identities(struct agent_attempt *a)
         a->has_keeper = !procid_load(path, &a->keeper, NULL);
     if (a->has_keeper && !a->cgroup.path[0] && own_file(a, "keeper.cgroup", path)) {
         buffer_init(&text, PATH_MAX);
-        if (!fs_read_file(path, &text, NULL) && text.len)
+        if (!fs_read_regular(path, &text, NULL) && text.len)
             cgroup_adopt(&a->cgroup, (char *)text.data);
         buffer_free(&text);
     }

@@ -90,7 +90,7 @@ static int load_start(struct keeper *k, struct error *err)
     buffer_init(&packed, LIMIT_FRAME);
     int rc = fs_join(path, sizeof path, err, k->run_dir, "start.pb");
     if (!rc)
-        rc = fs_read_file(path, &packed, err);
+        rc = fs_read_regular(path, &packed, err);
     if (!rc) {
         k->start = boost__attempt_start__unpack(NULL, packed.len, packed.data);
         Boost__AttemptStart *s = k->start;

@@ -76,7 +76,8 @@ static int read_record(int fd, const char *path, uint64_t *offset, struct buffer
 int reclog_read(const char *path, uint64_t *offset, struct buffer *out, bool *got, struct error *err)
 {
     *got = false;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    /* A name in a user's directory, read perhaps by root. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0)
         return errno == ENOENT ? ERR_OK : error_errno(err, errno, "cannot open %s", path);
     int rc = read_record(fd, path, offset, out, got, err);
