@@ -53,11 +53,13 @@ char *format_duration(double seconds, char out[FORMAT_TEXT])
     return out;
 }
 
+static const double duration_max = 4e9; /* seconds: in nanoseconds, and added to a clock, it fits into 64 bits */
+
 bool parse_duration(const char *text, double *seconds)
 {
     char *end;
     double value = strtod(text, &end);
-    if (end == text || !(value >= 0) || !isfinite(value))
+    if (end == text || !(value >= 0))
         return false;
     static const struct {
         const char *unit;
@@ -66,7 +68,7 @@ bool parse_duration(const char *text, double *seconds)
     for (size_t i = 0; i < sizeof units / sizeof *units; i++)
         if (!strcmp(end, units[i].unit)) {
             *seconds = value * units[i].seconds;
-            return true;
+            return *seconds <= duration_max;
         }
     return false;
 }
@@ -113,10 +115,15 @@ bool state_parse(const char *text, Boost__JobState__Value *out)
     return false;
 }
 
+const char *enum_name(const ProtobufCEnumDescriptor *type, int value)
+{
+    const ProtobufCEnumValue *v = protobuf_c_enum_descriptor_get_value(type, value);
+    return v ? v->name : "UNKNOWN";
+}
+
 const char *reason_name(Boost__Reason__Value r)
 {
-    const ProtobufCEnumValue *v = protobuf_c_enum_descriptor_get_value(&boost__reason__value__descriptor, (int)r);
-    return r == BOOST__REASON__VALUE__NONE || !v ? "" : v->name;
+    return r == BOOST__REASON__VALUE__NONE ? "" : enum_name(&boost__reason__value__descriptor, (int)r);
 }
 
 /* ---- tables ---------------------------------------------------------------- */

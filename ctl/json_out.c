@@ -123,12 +123,6 @@ json_t *json_event(const Boost__Event *e)
     return o;
 }
 
-static const char *enum_name(const ProtobufCEnumDescriptor *type, int value)
-{
-    const ProtobufCEnumValue *v = protobuf_c_enum_descriptor_get_value(type, value);
-    return v ? v->name : "UNKNOWN";
-}
-
 json_t *json_checkpoint(const Boost__CheckpointInfo *c)
 {
     json_t *o = json_object();
