@@ -81,6 +81,41 @@ static void bad_specs_and_a_sick_store_are_refused(void **state)
     world_free(w);
 }
 
+/* The disk is found full by the submit itself: its user is told in time, and what was refused never runs. */
+static void a_store_that_falls_sick_under_a_user_is_told(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    struct arena mem;
+    int64_t id;
+    arena_init(&mem, 1 << 20);
+    join_world(w, a);
+    (void)run_job(w, a, &id);
+    w->store->stuck = true; /* not known yet */
+    submit_spec(w, spec_new(&mem), false);
+    assert_int_equal(w->reply_rc, -1);
+    w->store->sick = ERR_NOSPACE;
+    advance(w, 6000);
+    assert_int_equal(w->reply_rc, ERR_NOSPACE);
+    assert_says(w->reply_text, "the job is not taken");
+    assert_says(w->reply_hint, "submit again");
+    int replies = w->replies;
+    assert_int_equal(control(w, HOLD, id, false), -1);
+    advance(w, 6000);
+    assert_int_equal(w->replies, replies + 1);
+    assert_int_equal(w->reply_rc, ERR_NOSPACE);
+    w->store->stuck = false;
+    w->store->sick = 0;
+    advance(w, 1000);
+    assert_int_equal(w->replies, replies + 1);
+    assert_state(w, id, HELD);
+    assert_state(w, id + 1, CANCELLED);
+    assert_int_equal(job_of(w, id + 1)->n_attempts, 0);
+    arena_free(&mem);
+    world_free(w);
+}
+
 static void preflight_refuses_and_its_silence_does_not(void **state)
 {
     (void)state;
@@ -1158,6 +1193,7 @@ int main(void)
         cmocka_unit_test(a_job_runs_to_its_end),
         cmocka_unit_test(the_submit_is_answered_after_the_commit),
         cmocka_unit_test(bad_specs_and_a_sick_store_are_refused),
+        cmocka_unit_test(a_store_that_falls_sick_under_a_user_is_told),
         cmocka_unit_test(preflight_refuses_and_its_silence_does_not),
         cmocka_unit_test(pending_jobs_say_why),
         cmocka_unit_test(agents_of_users_take_only_their_jobs),
