@@ -126,6 +126,5 @@ struct plan_backend {
 /* Of the CPU backend of the plan's precision, for who has no kernels to ask. */
 void plan_backend_estimate(const struct plan *p, struct plan_backend *out);
 void plan_memory(const struct plan *p, const struct plan_backend *b, struct plan_memory *out);
-const char *plan_memory_name(enum plan_memory_category c);
 
 #endif
