@@ -244,23 +244,11 @@ void agent_tasks_forget(struct agent *agent)
     }
 }
 
-static Boost__Task *copy_order(const Boost__Task *order)
-{
-    size_t size = boost__task__get_packed_size(order);
-    uint8_t *packed = malloc(size ? size : 1);
-    if (!packed)
-        return NULL;
-    boost__task__pack(order, packed);
-    Boost__Task *copy = boost__task__unpack(NULL, size, packed);
-    free(packed);
-    return copy;
-}
-
 void agent_tasks_take(struct agent *agent, const Boost__Task *order)
 {
     struct task *t = calloc(1, sizeof *t);
     if (t)
-        t->order = copy_order(order);
+        t->order = (Boost__Task *)reflect_clone(&order->base);
     if (!t || !t->order) {
         log_line(LOG_ERROR, "no memory for a task of the controller");
         free(t);

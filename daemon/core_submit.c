@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/core_internal.h"
+#include "proto/reflect.h"
 #include "worker/plan/plan.h"
 
 struct submit {
@@ -35,18 +36,6 @@ static void refuse(struct submit *s, const struct error *err)
 {
     s->replied = true;
     s->reply(s->arg, (int)err->code, err, 0);
-}
-
-static Boost__JobSpec *copy_spec(const Boost__JobSpec *spec)
-{
-    size_t len = boost__job_spec__get_packed_size(spec);
-    uint8_t *bytes = malloc(len ? len : 1);
-    if (!bytes)
-        return NULL;
-    boost__job_spec__pack(spec, bytes);
-    Boost__JobSpec *copy = boost__job_spec__unpack(NULL, len, bytes);
-    free(bytes);
-    return copy;
 }
 
 /* Memory of a rank on the first node that would do; unknown while none is UP. */
@@ -202,7 +191,7 @@ void core_submit(struct core *c, const Boost__JobSpec *spec, const struct core_u
         error_hint(&err, "%s", submit_again);
     }
     if (!rc) {
-        s->spec = copy_spec(spec);
+        s->spec = (Boost__JobSpec *)reflect_clone(&spec->base);
         if (!s->spec || !s->user)
             rc = error_set(&err, ERR_NOMEM, "out of memory");
     }
