@@ -52,6 +52,7 @@ def kill_all(directory):
 
 def run_one(program, build):
     tmp = Path(tempfile.mkdtemp(prefix=f"boost-{program.stem}-"))
+    tmp.chmod(0o711)  # some tests run parts of themselves as another user
     env = dict(os.environ, CMOCKA_MESSAGE_OUTPUT="TAP", BOOST_BIN=str(build / "bin"), BOOST_ROOT=str(ROOT),
                TMPDIR=str(tmp), BOOST_TEST_DIR=str(tmp), DNNL_VERBOSE="0", PYTHONDONTWRITEBYTECODE="1")
     for name in ("BOOST_SOCKET", "XDG_RUNTIME_DIR", "NO_COLOR"):
