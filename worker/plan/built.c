@@ -64,10 +64,7 @@ const struct built_rule built_rules[] = {
     {"data.eval", BUILT_SINGLE, 0, "several evaluation files"},
     {"data.eval.path", BUILT_LOCAL, 0, fetched},
     {"data.eval.weight", BUILT_ONLY, 1, "several evaluation files"},
-    {"data.format", BUILT_VALUES,
-     BIT(BOOST__FORMAT__VALUE__AUTO) | BIT(BOOST__FORMAT__VALUE__TEXT) | BIT(BOOST__FORMAT__VALUE__U16) |
-         BIT(BOOST__FORMAT__VALUE__U32),
-     "the token files of llm.c and Megatron"},
+    {"data.format", BUILT_ANY, 0, NULL},
     {"data.seq_len", BUILT_ANY, 0, NULL},
     {"data.seed", BUILT_ANY, 0, NULL},
     {"data.eod_id", BUILT_ONLY, -1, masking},
@@ -265,14 +262,5 @@ int built_check(const Boost__JobSpec *spec, struct error *err)
     struct faults f = {.err = err, .code = ERR_UNSUPPORTED};
     for (size_t i = 0; i < built_rule_count; i++)
         walk(&f, &built_rules[i], &spec->base, built_rules[i].path, "");
-
-    /* AUTO values that stand for a thing of the table. */
-    const Boost__Data *d = spec_data(spec);
-    Boost__Format__Value format = spec_format(d);
-    if (d->format == BOOST__FORMAT__VALUE__AUTO &&
-        (format == BOOST__FORMAT__VALUE__LLMC || format == BOOST__FORMAT__VALUE__MEGATRON))
-        faults_add(&f, "set data.format: TEXT, U16 or U32 to say what the file holds",
-                   "data.format AUTO takes %.200s for %s by its name, which is not built in this version",
-                   d->train[0]->path, format == BOOST__FORMAT__VALUE__LLMC ? "LLMC" : "MEGATRON");
     return faults_end(&f);
 }

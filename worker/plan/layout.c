@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "proto/tokenfile.h"
+
 static int64_t gcd(int64_t a, int64_t b)
 {
     while (b) {
@@ -154,7 +156,7 @@ static void check_formats(struct faults *f, const Boost__Data *d)
     } lists[] = {{"train", d->n_train, d->train}, {"eval", d->n_eval, d->eval}};
     for (int l = 0; l < 2; l++)
         for (size_t i = 0; i < lists[l].n; i++)
-            if (format_of_path(lists[l].files[i]->path) != first)
+            if (token_format_of_name(lists[l].files[i]->path) != first)
                 faults_add(f, "set data.format",
                            "data.%s[%zu].path and data.train[0].path differ in their format by name", lists[l].list, i);
 }

@@ -122,8 +122,6 @@ static void unbuilt_things_are_named(void **state)
            spec->data->train[0]->weight = 2);
     CHANGE(ERR_UNSUPPORTED, "data.train[0].path = \"s3://b/x\"", "path of this machine",
            spec->data->train[0]->path = (char *)"s3://b/x");
-    CHANGE(ERR_UNSUPPORTED, "for LLMC by its name", "TEXT, U16 or U32",
-           spec->data->train[0]->path = (char *)"/x/t.bin");
     CHANGE(ERR_UNSUPPORTED, "checkpoint.mirror", "leave checkpoint.mirror out",
            spec->checkpoint->mirror = (char *)"s3://b/p");
     struct job j;

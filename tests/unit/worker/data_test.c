@@ -1,5 +1,4 @@
-/* Token files, windows, the order of samples, batches; and what is said about bad files. */
-#include <fcntl.h>
+/* The order of samples, and batches. */
 #include <inttypes.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -61,123 +59,6 @@ static char *write_tokens(const char *name, int64_t n, int width)
     char *path = write_file(name, raw, (size_t)(n * width));
     free(raw);
     return path;
-}
-
-static void windows_overlap_by_one_token(void **state)
-{
-    (void)state;
-    static const Boost__Format__Value formats[] = {BOOST__FORMAT__VALUE__TEXT, BOOST__FORMAT__VALUE__U16,
-                                                   BOOST__FORMAT__VALUE__U32};
-    for (int k = 0; k < 3; k++) {
-        int width = 1 << k;
-        struct token_file f;
-        struct error err;
-        int32_t out[9];
-        char *path = write_tokens("t.bin", 50, width);
-        assert_int_equal(token_file_open(&f, path, formats[k], 8, 1000, &err), 0);
-        assert_int_equal(f.tokens, 50);
-        assert_int_equal(f.windows, 6); /* 6*8+1 = 49 of 50: one token is dropped */
-        for (int64_t w = 0; w < f.windows; w++) {
-            assert_int_equal(token_file_window(&f, w, out, &err), 0);
-            for (int i = 0; i < 9; i++)
-                assert_int_equal(out[i], (w * 8 + i) * 7 % (width == 1 ? 200 : 1000));
-        }
-        token_file_close(&f);
-    }
-}
-
-static void an_exact_file_has_exact_windows(void **state)
-{
-    (void)state;
-    struct token_file f;
-    struct error err;
-    for (int64_t n = 9; n <= 34; n++) {
-        assert_int_equal(token_file_open(&f, write_tokens("e", n, 1), BOOST__FORMAT__VALUE__TEXT, 8, 256, &err), 0);
-        assert_int_equal(f.windows, (n - 1) / 8);
-        token_file_close(&f);
-    }
-}
-
-/* Offsets beyond 4 GiB, in a file with a hole. */
-static void large_files_have_64_bit_offsets(void **state)
-{
-    (void)state;
-    char *path = path_of("big.u16");
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    int64_t tokens = INT64_C(3) << 30; /* 6 GiB */
-    uint8_t last[2] = {0x2a, 0x01};
-    assert_int_equal(pwrite(fd, last, 2, (tokens - 1) * 2), 2);
-    close(fd);
-    struct token_file f;
-    struct error err;
-    int32_t out[9];
-    assert_int_equal(token_file_open(&f, path, BOOST__FORMAT__VALUE__U16, 8, 65536, &err), 0);
-    assert_int_equal(f.tokens, tokens);
-    assert_int_equal(f.windows, (tokens - 1) / 8);
-    assert_int_equal(token_file_window(&f, f.windows - 1, out, &err), 0);
-    assert_int_equal(out[8], 0);
-    f.s = 1; /* the very last token */
-    assert_int_equal(token_file_window(&f, tokens - 2, out, &err), 0);
-    assert_int_equal(out[1], 0x12a);
-    token_file_close(&f);
-}
-
-static void bad_files_are_named(void **state)
-{
-    (void)state;
-    struct token_file f;
-    struct error err;
-    assert_int_equal(token_file_open(&f, path_of("none"), BOOST__FORMAT__VALUE__TEXT, 8, 256, &err), ERR_NOT_FOUND);
-    assert_non_null(strstr(err.message, "none"));
-    assert_int_equal(token_file_open(&f, dir, BOOST__FORMAT__VALUE__TEXT, 8, 256, &err), ERR_INVALID);
-    assert_int_equal(token_file_open(&f, write_tokens("s", 8, 1), BOOST__FORMAT__VALUE__TEXT, 8, 256, &err),
-                     ERR_INVALID);
-    assert_non_null(strstr(err.message, "seq_len + 1 = 9"));
-    assert_non_null(strstr(err.hint, "7"));
-    assert_int_equal(token_file_open(&f, write_file("empty", "", 0), BOOST__FORMAT__VALUE__TEXT, 8, 256, &err),
-                     ERR_INVALID);
-    assert_int_equal(token_file_open(&f, write_file("odd", "12345678901234567890x", 21), BOOST__FORMAT__VALUE__U16, 8,
-                                     65536, &err),
-                     ERR_INVALID);
-    assert_non_null(strstr(err.message, "21 bytes"));
-    assert_int_equal(token_file_open(&f, path_of("odd"), BOOST__FORMAT__VALUE__LLMC, 8, 256, &err), ERR_UNSUPPORTED);
-}
-
-/* T19: a token id at or above the vocabulary. */
-static void an_id_beyond_the_vocabulary_is_named(void **state)
-{
-    (void)state;
-    struct token_file f;
-    struct error err;
-    int32_t out[9];
-    uint32_t raw[40] = {0};
-    raw[21] = 500;
-    raw[30] = UINT32_MAX;
-    char *path = write_file("v.u32", raw, sizeof raw);
-    assert_int_equal(token_file_open(&f, path, BOOST__FORMAT__VALUE__U32, 8, 500, &err), 0);
-    assert_int_equal(token_file_window(&f, 0, out, &err), 0);
-    assert_int_equal(token_file_window(&f, 2, out, &err), ERR_INVALID);
-    assert_non_null(strstr(err.message, "v.u32"));
-    assert_non_null(strstr(err.message, "token id 500 at token 21"));
-    assert_non_null(strstr(err.message, "vocabulary of 500"));
-    assert_int_equal(token_file_window(&f, 3, out, &err), ERR_INVALID);
-    assert_non_null(strstr(err.message, "token id 4294967295 at token 30"));
-    token_file_close(&f);
-}
-
-static void a_file_that_shrinks_is_an_error_not_a_signal(void **state)
-{
-    (void)state;
-    struct token_file f;
-    struct error err;
-    int32_t out[9];
-    char *path = write_tokens("shrink", 100, 1);
-    assert_int_equal(token_file_open(&f, path, BOOST__FORMAT__VALUE__TEXT, 8, 256, &err), 0);
-    assert_int_equal(truncate(path, 30), 0);
-    assert_int_equal(token_file_window(&f, 2, out, &err), 0);
-    assert_int_equal(token_file_window(&f, 8, out, &err), ERR_INVALID);
-    assert_non_null(strstr(err.message, "ends before byte 64"));
-    token_file_close(&f);
 }
 
 /* ---- order ------------------------------------------------------------------------------ */
@@ -398,12 +279,6 @@ static void several_training_files_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(windows_overlap_by_one_token),
-        cmocka_unit_test(an_exact_file_has_exact_windows),
-        cmocka_unit_test(large_files_have_64_bit_offsets),
-        cmocka_unit_test(bad_files_are_named),
-        cmocka_unit_test(an_id_beyond_the_vocabulary_is_named),
-        cmocka_unit_test(a_file_that_shrinks_is_an_error_not_a_signal),
         cmocka_unit_test(every_epoch_is_a_permutation),
         cmocka_unit_test(the_order_is_fixed_for_ever),
         cmocka_unit_test(neighbours_are_torn_apart),
