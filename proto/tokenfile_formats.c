@@ -58,8 +58,9 @@ int tokenfile_llmc(struct token_file *f, struct error *err)
     }
     int64_t need = LLMC_HEADER + (int64_t)count * f->token_bytes;
     if (count < 0 || need != f->bytes) {
-        error_set(err, ERR_INVALID, "%s ends at byte %lld, and the %d tokens that its header tells of at byte 8 end at %lld",
-                  f->path, (long long)f->bytes, count, (long long)need);
+        error_set(err, ERR_INVALID,
+                  "%s ends at byte %lld, and the %d tokens that its header tells of at byte 8 end at %lld", f->path,
+                  (long long)f->bytes, count, (long long)need);
         return error_hint(err, "write or copy the shard again");
     }
     f->start = LLMC_HEADER;
@@ -127,7 +128,7 @@ static int index_header(struct token_file *f, struct token_index *x, struct erro
     }
     if (!fits || need != room) {
         error_set(err, ERR_INVALID,
-                  "%s ends at byte %lld, which is not where %llu sequences and %llu document marks (bytes 18 and 26) end",
+                  "%s ends at byte %lld, which is not where its %llu sequences and %llu document marks (bytes 18, 26) end",
                   x->path, (long long)x->bytes, (unsigned long long)sequences, (unsigned long long)marks);
         return broken(err);
     }
@@ -196,7 +197,7 @@ static int check_marks(const struct token_index *x, struct error *err)
             int64_t mark = get_i64(marks + i * 8);
             if (mark < last || mark > x->sequences) {
                 error_set(err, ERR_INVALID,
-                          "%s: document mark %lld is %lld (byte %lld), not between the one before it and the %lld sequences",
+                          "%s: document mark %lld is %lld (byte %lld), not from the one before it to the %lld sequences",
                           x->path, (long long)(first + i), (long long)mark, (long long)(x->marks_at + (first + i) * 8),
                           (long long)x->sequences);
                 return broken(err);

@@ -166,6 +166,11 @@ static int one_step(struct run *r, struct error *err)
     return rc;
 }
 
+static const char *why_skipped(const struct step_result *result)
+{
+    return result->tokens ? "loss or gradient was not finite" : "no token had a loss";
+}
+
 /* Moves the position on; an error when too many updates in a row were skipped. */
 static int book(struct run *r, const struct step_result *result, struct error *err)
 {
@@ -181,9 +186,11 @@ static int book(struct run *r, const struct step_result *result, struct error *e
     data_range(&r->data, from, &first, &ignored);
     data_range(&r->data, r->at.step, &ignored, &last);
     error_set(err, ERR_REFUSED,
-              "%" PRId64 " updates in a row were skipped because loss or gradient was not finite: steps %" PRId64
-              " to %" PRId64 ", samples %" PRId64 " to %" PRId64,
-              r->at.skipped_run, from, r->at.step, first, last);
+              "%" PRId64 " updates in a row were skipped because %s: steps %" PRId64 " to %" PRId64 ", samples %" PRId64
+              " to %" PRId64,
+              r->at.skipped_run, why_skipped(result), from, r->at.step, first, last);
+    if (!result->tokens)
+        return error_hint(err, "look at these samples, data.pad_id and data.mask_eod: every target is masked");
     return error_hint(err, "lower optimizer.lr or lengthen its warm-up; look at these samples");
 }
 
@@ -198,7 +205,7 @@ static void tell(struct run *r, const struct step_result *result, double lr, con
         return;
     struct metrics m = {.n = 0};
     if (t->rank == 0) {
-        metrics_add(&m, "loss", result->loss);
+        metrics_add(&m, "loss", result->tokens ? result->loss : NAN);
         metrics_add(&m, "lr", lr);
         metrics_add(&m, "grad_norm", result->grad_norm);
         metrics_add(&m, "tokens", (double)r->at.tokens);
@@ -219,9 +226,8 @@ static void tell(struct run *r, const struct step_result *result, double lr, con
     data_range(&r->data, n, &first, &last);
     if (result->skipped)
         report_line(t->report,
-                    "step %" PRId64 ": update skipped, loss or gradient is not finite (samples %" PRId64 " to %" PRId64
-                    "); %" PRId64 " in a row",
-                    n, first, last, r->at.skipped_run);
+                    "step %" PRId64 ": update skipped, %s (samples %" PRId64 " to %" PRId64 "); %" PRId64 " in a row", n,
+                    why_skipped(result), first, last, r->at.skipped_run);
 }
 
 /* ---- checkpoint and evaluation ----------------------------------------------------- */

@@ -13,7 +13,6 @@
 
 static const char lax[] = "latent crossing";
 static const char cluster[] = "jobs over several nodes";
-static const char masking[] = "document masks";
 static const char notices[] = "notifications";
 static const char fetched[] = "token files by URL";
 
@@ -67,9 +66,9 @@ const struct built_rule built_rules[] = {
     {"data.format", BUILT_ANY, 0, NULL},
     {"data.seq_len", BUILT_ANY, 0, NULL},
     {"data.seed", BUILT_ANY, 0, NULL},
-    {"data.eod_id", BUILT_ONLY, -1, masking},
-    {"data.pad_id", BUILT_ONLY, -1, "padding masks"},
-    {"data.mask_eod", BUILT_ONLY, 0, masking},
+    {"data.eod_id", BUILT_ANY, 0, NULL},
+    {"data.pad_id", BUILT_ANY, 0, NULL},
+    {"data.mask_eod", BUILT_ANY, 0, NULL},
     {"data.cache_dir", BUILT_EMPTY, 0, fetched},
     {"data.cache_max_mib", BUILT_ONLY, 0, fetched},
 
