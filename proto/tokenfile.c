@@ -26,8 +26,7 @@ Boost__Format__Value token_format_of_name(const char *path)
         return BOOST__FORMAT__VALUE__U16;
     if (ends_with(path, ".u32"))
         return BOOST__FORMAT__VALUE__U32;
-    return ends_with(path, ".bin") || ends_with(path, ".idx") ? BOOST__FORMAT__VALUE__AUTO
-                                                              : BOOST__FORMAT__VALUE__TEXT;
+    return ends_with(path, ".bin") || ends_with(path, ".idx") ? BOOST__FORMAT__VALUE__AUTO : BOOST__FORMAT__VALUE__TEXT;
 }
 
 /* X, X.bin or X.idx -> X + suffix. */
@@ -224,8 +223,8 @@ int token_file_window(struct token_file *f, int64_t window, int32_t *out, struct
     int64_t n = f->s + 1, first = window * f->s;
     int rc = wake(f, err);
     if (!rc)
-        rc = tokenfile_read(f->fd, f->path, out, (size_t)n * (size_t)f->token_bytes,
-                            f->start + first * f->token_bytes, err);
+        rc = tokenfile_read(f->fd, f->path, out, (size_t)n * (size_t)f->token_bytes, f->start + first * f->token_bytes,
+                            err);
     if (rc)
         return rc;
     widen(out, n, f->token_bytes);

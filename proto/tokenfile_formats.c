@@ -103,8 +103,8 @@ static int index_header(struct token_file *f, struct token_index *x, struct erro
 {
     uint8_t h[INDEX_HEADER];
     if (x->bytes < INDEX_HEADER) {
-        error_set(err, ERR_INVALID, "%s ends at byte %lld, within its header of %d bytes", x->path,
-                  (long long)x->bytes, INDEX_HEADER);
+        error_set(err, ERR_INVALID, "%s ends at byte %lld, within its header of %d bytes", x->path, (long long)x->bytes,
+                  INDEX_HEADER);
         return broken(err);
     }
     int rc = tokenfile_read(x->fd, x->path, h, sizeof h, 0, err);
@@ -127,9 +127,10 @@ static int index_header(struct token_file *f, struct token_index *x, struct erro
         return error_hint(err, "make the files again without modes");
     }
     if (!fits || need != room) {
-        error_set(err, ERR_INVALID,
-                  "%s ends at byte %lld, which is not where its %llu sequences and %llu document marks (bytes 18, 26) end",
-                  x->path, (long long)x->bytes, (unsigned long long)sequences, (unsigned long long)marks);
+        error_set(
+            err, ERR_INVALID,
+            "%s ends at byte %lld, which is not where its %llu sequences and %llu document marks (bytes 18, 26) end",
+            x->path, (long long)x->bytes, (unsigned long long)sequences, (unsigned long long)marks);
         return broken(err);
     }
     x->sequences = (int64_t)sequences;
@@ -196,10 +197,11 @@ static int check_marks(const struct token_index *x, struct error *err)
         for (int64_t i = 0; i < n; i++) {
             int64_t mark = get_i64(marks + i * 8);
             if (mark < last || mark > x->sequences) {
-                error_set(err, ERR_INVALID,
-                          "%s: document mark %lld is %lld (byte %lld), not from the one before it to the %lld sequences",
-                          x->path, (long long)(first + i), (long long)mark, (long long)(x->marks_at + (first + i) * 8),
-                          (long long)x->sequences);
+                error_set(
+                    err, ERR_INVALID,
+                    "%s: document mark %lld is %lld (byte %lld), not from the one before it to the %lld sequences",
+                    x->path, (long long)(first + i), (long long)mark, (long long)(x->marks_at + (first + i) * 8),
+                    (long long)x->sequences);
                 return broken(err);
             }
             last = mark;

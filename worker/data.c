@@ -1,17 +1,52 @@
 /* data.h */
 #include "worker/data.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 
-static int one_file(Boost__TokenFile **files, size_t n, const char *what, struct error *err)
+/* More files than this are opened anew for each window, so that a rank stays far below its limit of descriptors. */
+enum { KEPT_OPEN = 64 };
+
+static int open_set(struct token_set *set, Boost__TokenFile **files, size_t n, const char *what, const struct data *d,
+                    const Boost__Data *x, struct error *err)
 {
-    if (n > 1) {
-        error_set(err, ERR_UNSUPPORTED, "data.%s has %zu files; mixing files is not built in this version", what, n);
-        return error_hint(err, "concatenate the token files into one");
+    set->files = calloc(n, sizeof *set->files);
+    if (n && !set->files)
+        return error_set(err, ERR_NOMEM, "no memory for %zu token files", n);
+    for (size_t i = 0; i < n; i++) {
+        if (!files[i]->path)
+            return error_set(err, ERR_INVALID, "data.%s[%zu] has no path", what, i);
+        struct token_file *f = &set->files[i];
+        int rc = token_file_open(f, files[i]->path, x->format, d->plan->s, d->plan->V, err);
+        if (rc)
+            return rc;
+        set->n++;
+        set->windows += f->windows;
+        if (x->n_train + x->n_eval > KEPT_OPEN)
+            token_file_rest(f);
     }
-    if (!files[0]->path)
-        return error_set(err, ERR_INVALID, "data.%s has no path", what);
     return ERR_OK;
+}
+
+static void close_set(struct token_set *set)
+{
+    for (int i = 0; i < set->n; i++)
+        token_file_close(&set->files[i]);
+    free(set->files);
+    *set = (struct token_set){.n = 0};
+}
+
+static int mix_files(struct data *d, const Boost__Data *x, struct error *err)
+{
+    double *weights = calloc(x->n_train, sizeof *weights);
+    if (!weights)
+        return error_set(err, ERR_NOMEM, "no memory for %zu weights", x->n_train);
+    for (size_t i = 0; i < x->n_train; i++)
+        weights[i] = x->train[i]->weight;
+    int rc = data_mixture_make(&d->mixture, weights, (int)x->n_train, err);
+    free(weights);
+    return rc;
 }
 
 static int open_files(struct data *d, const Boost__JobSpec *spec, struct error *err)
@@ -19,14 +54,12 @@ static int open_files(struct data *d, const Boost__JobSpec *spec, struct error *
     const Boost__Data *x = spec->data;
     if (!x->n_train)
         return error_set(err, ERR_INVALID, "data.train is missing");
-    int rc = one_file(x->train, x->n_train, "train", err);
+    int rc = open_set(&d->train, x->train, x->n_train, "train", d, x, err);
     if (!rc)
-        rc = token_file_open(&d->train, x->train[0]->path, x->format, d->plan->s, d->plan->V, err);
+        rc = mix_files(d, x, err);
     if (rc || !x->n_eval)
         return rc;
-    rc = one_file(x->eval, x->n_eval, "eval", err);
-    if (!rc)
-        rc = token_file_open(&d->eval, x->eval[0]->path, x->format, d->plan->s, d->plan->V, err);
+    rc = open_set(&d->eval, x->eval, x->n_eval, "eval", d, x, err);
     if (rc)
         return rc;
     d->has_eval = true;
@@ -38,8 +71,6 @@ static int open_files(struct data *d, const Boost__JobSpec *spec, struct error *
 int data_open(struct data *d, const Boost__JobSpec *spec, const struct plan *plan, int rank, struct error *err)
 {
     *d = (struct data){.plan = plan,
-                       .train.fd = -1,
-                       .eval.fd = -1,
                        .dp_index = rank / plan->tp % plan->dp,
                        .eod_id = spec->data->eod_id,
                        .pad_id = spec->data->pad_id,
@@ -66,18 +97,18 @@ out:
 
 void data_close(struct data *d)
 {
-    token_file_close(&d->train);
-    token_file_close(&d->eval);
+    close_set(&d->train);
+    close_set(&d->eval);
+    data_mixture_free(&d->mixture);
     free(d->tokens);
     free(d->inputs);
     free(d->targets);
     free(d->micro);
-    *d = (struct data){.train.fd = -1, .eval.fd = -1};
+    *d = (struct data){.plan = NULL};
 }
 
 /* Row `row` of micro-batch `m` := the window; masked targets are -1. */
-static int fill_row(struct data *d, struct token_file *f, int64_t window, int64_t m, int64_t row,
-                    struct error *err)
+static int fill_row(struct data *d, struct token_file *f, int64_t window, int64_t m, int64_t row, struct error *err)
 {
     int rc = token_file_window(f, window, d->tokens, err);
     if (rc)
@@ -92,15 +123,32 @@ static int fill_row(struct data *d, struct token_file *f, int64_t window, int64_
     return ERR_OK;
 }
 
+void data_sample(const struct data *d, int64_t sample, int *file, int64_t *window)
+{
+    int64_t number;
+    data_mixture_at(&d->mixture, sample, file, &number);
+    int64_t n = d->train.files[*file].windows;
+    *window = data_permute(data_file_seed(d->plan->data_seed, *file), number / n, n, number % n);
+}
+
+void data_describe(const struct data *d, int i, char *out, size_t cap)
+{
+    const struct token_file *f = &d->train.files[i];
+    snprintf(out, cap, "data.train[%d]: %s, %" PRId64 " tokens, %" PRId64 " windows, %d of %d samples", i, f->path,
+             f->tokens, f->windows, d->mixture.share[i], d->mixture.period);
+}
+
 int data_train(struct data *d, int64_t step, const struct micro_batch **out, struct error *err)
 {
     const struct plan *p = d->plan;
-    int64_t start = (step - 1) * p->global_batch, n = d->train.windows;
+    int64_t start = (step - 1) * p->global_batch;
     for (int64_t m = 0; m < p->accumulation; m++) {
         for (int64_t j = 0; j < p->micro_batch; j++) {
             int64_t sample = start + (m * p->dp + d->dp_index) * p->micro_batch + j;
-            int64_t window = data_permute(p->data_seed, sample / n, n, sample % n);
-            int rc = fill_row(d, &d->train, window, m, j, err);
+            int file;
+            int64_t window;
+            data_sample(d, sample, &file, &window);
+            int rc = fill_row(d, &d->train.files[file], window, m, j, err);
             if (rc)
                 return rc;
         }
@@ -132,7 +180,11 @@ int data_eval(struct data *d, int64_t i, const struct micro_batch **out, struct 
     for (int64_t j = 0; j < p->micro_batch; j++) {
         int64_t k = i * p->micro_batch + j;
         if (k < d->eval_windows) {
-            int rc = fill_row(d, &d->eval, spread(k, d->eval_windows, d->eval.windows), 0, j, err);
+            int64_t window = spread(k, d->eval_windows, d->eval.windows);
+            int file = 0;
+            for (; window >= d->eval.files[file].windows; file++)
+                window -= d->eval.files[file].windows;
+            int rc = fill_row(d, &d->eval.files[file], window, 0, j, err);
             if (rc)
                 return rc;
             continue;

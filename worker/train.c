@@ -107,6 +107,12 @@ static int start_weights(struct run *r, struct error *err)
                     r->t->start->attempt, r->at.step, r->spec->run->steps, resume ? " from " : "",
                     resume ? resume->path : "", plan_parameters(r->t->plan), r->t->plan->world, r->t->plan->tp,
                     r->data.train.windows, checkpoint_bytes(r->checkpoint));
+    enum { FILES_TOLD = 16 };
+    for (int i = 0; r->t->rank == 0 && r->data.train.n > 1 && i < r->data.train.n && i < FILES_TOLD; i++) {
+        char line[512];
+        data_describe(&r->data, i, line, sizeof line);
+        report_line(report, "%s", line);
+    }
     return ERR_OK;
 }
 
@@ -226,8 +232,9 @@ static void tell(struct run *r, const struct step_result *result, double lr, con
     data_range(&r->data, n, &first, &last);
     if (result->skipped)
         report_line(t->report,
-                    "step %" PRId64 ": update skipped, %s (samples %" PRId64 " to %" PRId64 "); %" PRId64 " in a row", n,
-                    why_skipped(result), first, last, r->at.skipped_run);
+                    "step %" PRId64 ": update skipped, %s (samples %" PRId64 " to %" PRId64 "); %" PRId64
+                    " in a row",
+                    n, why_skipped(result), first, last, r->at.skipped_run);
 }
 
 /* ---- checkpoint and evaluation ----------------------------------------------------- */

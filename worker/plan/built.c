@@ -57,12 +57,12 @@ const struct built_rule built_rules[] = {
     {"parallel.deterministic", BUILT_ONLY, 1, "a faster mode that is not reproducible; the CPU always is"},
     {"parallel.bucket_mib", BUILT_ONLY, 64, "gradient buckets of data parallelism"},
 
-    {"data.train", BUILT_SINGLE, 0, "mixing several training files"},
+    {"data.train", BUILT_ANY, 0, NULL},
     {"data.train.path", BUILT_LOCAL, 0, fetched},
-    {"data.train.weight", BUILT_ONLY, 1, "mixing several training files"},
-    {"data.eval", BUILT_SINGLE, 0, "several evaluation files"},
+    {"data.train.weight", BUILT_ANY, 0, NULL},
+    {"data.eval", BUILT_ANY, 0, NULL},
     {"data.eval.path", BUILT_LOCAL, 0, fetched},
-    {"data.eval.weight", BUILT_ONLY, 1, "several evaluation files"},
+    {"data.eval.weight", BUILT_ONLY, 1, "weighted evaluation; its windows are spread evenly over all files"},
     {"data.format", BUILT_ANY, 0, NULL},
     {"data.seq_len", BUILT_ANY, 0, NULL},
     {"data.seed", BUILT_ANY, 0, NULL},
@@ -201,14 +201,6 @@ static void check_value(struct faults *f, const struct built_rule *rule, const P
     char mend[384], text[128], allowed[96];
     if (!count || rule->kind == BUILT_ANY)
         return;
-    if (rule->kind == BUILT_SINGLE) {
-        if (count > 1) {
-            snprintf(mend, sizeof mend, "keep one %s entry", path);
-            snprintf(text, sizeof text, "a list of %zu", count);
-            refuse(f, rule, path, text, mend);
-        }
-        return;
-    }
     const void *at = reflect_get(m, field, 0);
     if (rule->kind == BUILT_EMPTY || rule->kind == BUILT_LOCAL) {
         const char *s = *(char *const *)at;

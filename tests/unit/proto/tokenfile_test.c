@@ -136,9 +136,9 @@ static void bad_files_are_named(void **state)
     assert_non_null(strstr(err.hint, "7"));
     assert_int_equal(token_file_open(&f, write_file("empty", "", 0), BOOST__FORMAT__VALUE__TEXT, 8, 256, &err),
                      ERR_INVALID);
-    assert_int_equal(token_file_open(&f, write_file("odd", "12345678901234567890x", 21), BOOST__FORMAT__VALUE__U16, 8,
-                                     65536, &err),
-                     ERR_INVALID);
+    assert_int_equal(
+        token_file_open(&f, write_file("odd", "12345678901234567890x", 21), BOOST__FORMAT__VALUE__U16, 8, 65536, &err),
+        ERR_INVALID);
     assert_non_null(strstr(err.message, "21 bytes"));
 }
 
@@ -295,8 +295,14 @@ static void bad_shards_of_llmc(void **state)
 
 /* Sequences of the given lengths, each a document but for the last two, which share one. */
 static const int lengths[] = {11, 0, 20, 7, 3};
-enum { SEQUENCES = 5, MARKS = 5, TOKENS = 41, LENGTHS_AT = 34, OFFSETS_AT = LENGTHS_AT + 4 * SEQUENCES,
-       MARKS_AT = OFFSETS_AT + 8 * SEQUENCES };
+enum {
+    SEQUENCES = 5,
+    MARKS = 5,
+    TOKENS = 41,
+    LENGTHS_AT = 34,
+    OFFSETS_AT = LENGTHS_AT + 4 * SEQUENCES,
+    MARKS_AT = OFFSETS_AT + 8 * SEQUENCES
+};
 
 static struct bytes megatron_index(int code, int width)
 {
