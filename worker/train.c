@@ -29,6 +29,7 @@ struct run {
 };
 
 static int prepare(struct run *r, struct error *err);
+static void tell_files(const struct run *r);
 static int start_weights(struct run *r, struct error *err);
 static int one_step(struct run *r, struct error *err);
 static int evaluate(struct run *r, struct error *err);
@@ -55,16 +56,6 @@ int train(const struct train *t, struct train_end *end, struct error *err)
 
 /* ---- before the first step ------------------------------------------------------- */
 
-static void tell_files(const struct run *r)
-{
-    enum { FILES_TOLD = 16 };
-    for (int i = 0; r->t->rank == 0 && r->data.train.n > 1 && i < r->data.train.n && i < FILES_TOLD; i++) {
-        char line[512];
-        data_describe(&r->data, i, line, sizeof line);
-        report_line(r->t->report, "%s", line);
-    }
-}
-
 static int prepare(struct run *r, struct error *err)
 {
     const struct train *t = r->t;
@@ -86,6 +77,16 @@ static int prepare(struct run *r, struct error *err)
         rc = checkpoint_open(t->start, t->plan, r->engine, t->rank, report->status, &r->checkpoint, err);
     report_progress(report);
     return rc;
+}
+
+static void tell_files(const struct run *r)
+{
+    enum { FILES_TOLD = 16 };
+    for (int i = 0; r->t->rank == 0 && r->data.train.n > 1 && i < r->data.train.n && i < FILES_TOLD; i++) {
+        char line[512];
+        data_describe(&r->data, i, line, sizeof line);
+        report_line(r->t->report, "%s", line);
+    }
 }
 
 static int start_weights(struct run *r, struct error *err)
