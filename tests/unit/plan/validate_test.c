@@ -196,10 +196,11 @@ static void table_covers_every_field(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(weights_of_files),
         cmocka_unit_test(minimal_job_is_valid),      cmocka_unit_test(proto_faults_come_first),
         cmocka_unit_test(layout_names_legal_values), cmocka_unit_test(layout_reports_every_fault),
         cmocka_unit_test(options_that_do_not_apply), cmocka_unit_test(unbuilt_things_are_named),
-        cmocka_unit_test(table_covers_every_field),  cmocka_unit_test(weights_of_files),
+        cmocka_unit_test(table_covers_every_field),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
