@@ -123,6 +123,18 @@ static void test_preflight(void **state)
     expect_fault(ERR_INVALID, BOOST__REASON__VALUE__DataError, "17 bytes are fewer than the 1024 of an llm.c header");
     data.format = BOOST__FORMAT__VALUE__MEGATRON;
     expect_fault(ERR_INVALID, BOOST__REASON__VALUE__DataError, "train.idx");
+    char index_path[PATH_MAX];
+    path_in(index_path, "train.idx");
+    static const char index[] = "MMIDIDX\0\0\1\0\0\0\0\0\0\0\1" /* ids of 1 byte */
+                                "\1\0\0\0\0\0\0\0\1\0\0\0\0\0\0\0\x11\0\0\0" "\0\0\0\0\0\0\0\0\1\0\0\0\0\0\0";
+    put(index_path, index, sizeof index);
+    assert_int_equal(preflight(), 0);
+    data.format = BOOST__FORMAT__VALUE__AUTO; /* by what lies beside train.bin */
+    assert_int_equal(preflight(), 0);
+    put(index_path, index, sizeof index - 1);
+    expect_fault(ERR_INVALID, BOOST__REASON__VALUE__DataError, "train.idx ends at byte 53");
+    assert_int_equal(unlink(index_path), 0);
+    expect_fault(ERR_INVALID, BOOST__REASON__VALUE__DataError, "llm.c header");
     data.format = BOOST__FORMAT__VALUE__TEXT;
     data.eval = evals;
     data.n_eval = 1;

@@ -411,6 +411,38 @@ static void bad_pairs_of_megatron(void **state)
     refused("x", MEGATRON, ERR_INVALID, "x.bin ends at byte 81", "x.idx");
 }
 
+/* Each byte of the index, and of a shard's header, set to other values: what is not refused reads like a file. */
+static void any_damage_is_refused_or_harmless(void **state)
+{
+    (void)state;
+    static const uint8_t values[] = {0, 1, 0x7f, 0x80, 0xff};
+    struct bytes index = megatron_index(8, 2), data = megatron_data(2), shard = llmc(20240520, 1, 2, TOKENS);
+    int opened = 0, refusals = 0;
+    write_file("y.bin", data.data, data.len);
+    for (size_t at = 0; at < index.len + 12; at++)
+        for (size_t v = 0; v < sizeof values; v++) {
+            bool pair = at < index.len;
+            struct bytes bad = pair ? index : shard;
+            struct token_file f;
+            struct error err;
+            int32_t out[9];
+            bad.data[pair ? at : at - index.len] = values[v];
+            char *path = write_file(pair ? "y.idx" : "z.bin", bad.data, bad.len);
+            int rc = open_it(&f, path, BOOST__FORMAT__VALUE__AUTO, &err);
+            if (rc) {
+                assert_true((rc == ERR_INVALID || rc == ERR_UNSUPPORTED) && err.message[0] && err.hint[0]);
+                refusals++;
+                continue;
+            }
+            for (int64_t w = 0; w < f.windows; w++)
+                assert_int_equal(token_file_window(&f, w, out, &err), 0);
+            assert_in_range(f.tokens, 1, f.bytes);
+            token_file_close(&f);
+            opened++;
+        }
+    assert_true(opened > 100 && refusals > 500); /* values that were there already, and marks that stay in order */
+}
+
 /* More sequences than one read takes, and data beyond 4 GiB. */
 static void long_indices_and_large_pairs(void **state)
 {
@@ -499,6 +531,7 @@ int main(void)
         cmocka_unit_test(bad_shards_of_llmc),
         cmocka_unit_test(pairs_of_megatron),
         cmocka_unit_test(bad_pairs_of_megatron),
+        cmocka_unit_test(any_damage_is_refused_or_harmless),
         cmocka_unit_test(long_indices_and_large_pairs),
         cmocka_unit_test(names_tell_formats),
         cmocka_unit_test(a_resting_file_is_opened_again),
