@@ -12,84 +12,25 @@
 
 #include "daemon/agent_user.h"
 #include "proto/base/fs.h"
+#include "proto/tokenfile.h"
 
 enum { PROBE_BYTES = 4096 };
 
-/* Bytes of a token, as worker/data.c reads the format; 0: not built. */
-static int token_bytes(Boost__Format__Value format, const char *path)
-{
-    switch (format) {
-    case BOOST__FORMAT__VALUE__TEXT:
-        return 1;
-    case BOOST__FORMAT__VALUE__U16:
-        return 2;
-    case BOOST__FORMAT__VALUE__U32:
-        return 4;
-    case BOOST__FORMAT__VALUE__AUTO: {
-        const char *dot = strrchr(path, '.');
-        if (dot && !strcmp(dot, ".u16"))
-            return 2;
-        if (dot && !strcmp(dot, ".u32"))
-            return 4;
-        return dot && (!strcmp(dot, ".bin") || !strcmp(dot, ".idx")) ? 0 : 1;
-    }
-    default:
-        return 0;
-    }
-}
-
-static int open_data(const char *path, struct stat *st, struct error *err)
-{
-    /* Not a device or fifo: opening one could block for ever. */
-    if (stat(path, st) < 0) {
-        int errnum = errno;
-        error_errno(err, errnum, "data file %s cannot be opened", path);
-        err->code = ERR_INVALID;
-        return error_hint(err, errnum == EACCES ? "give the job's user access to it"
-                                                : "correct the path; it has to exist on the node that runs the job");
-    }
-    if (!S_ISREG(st->st_mode)) {
-        error_set(err, ERR_INVALID, "data file %s is not a regular file", path);
-        return error_hint(err, "name a file of tokens");
-    }
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        error_errno(err, errno, "data file %s cannot be read", path);
-        err->code = ERR_INVALID;
-        return error_hint(err, "give the job's user read permission");
-    }
-    close(fd);
-    return ERR_OK;
-}
-
 static int check_data_file(const char *path, Boost__Format__Value format, int64_t seq_len, struct error *err)
 {
-    struct stat st;
+    struct token_file f;
     if (!path || !*path)
         return error_set(err, ERR_INVALID, "a data file has no path");
     if (strstr(path, "://")) {
         error_set(err, ERR_UNSUPPORTED, "data file %s: fetching by URL is not built in this version", path);
         return error_hint(err, "copy the file to the node and name it by its path");
     }
-    int rc = open_data(path, &st, err);
-    if (rc)
-        return rc;
-    int width = token_bytes(format, path);
-    if (!width) {
-        error_set(err, ERR_UNSUPPORTED, "%s: this version reads token files of format TEXT, U16 and U32", path);
-        return error_hint(err, "set data.format to TEXT (bytes), U16 or U32 (little-endian ids)");
-    }
-    if (st.st_size % width) {
-        error_set(err, ERR_INVALID, "data file %s: %lld bytes are not a whole number of %d-byte tokens", path,
-                  (long long)st.st_size, width);
-        return error_hint(err, "the file is cut short, or data.format is not its format");
-    }
-    if (st.st_size / width < seq_len + 1) {
-        error_set(err, ERR_INVALID, "data file %s has %lld tokens, one window of seq_len %lld needs %lld", path,
-                  (long long)st.st_size / width, (long long)seq_len, (long long)seq_len + 1);
-        return error_hint(err, "use a longer file or a smaller data.seq_len");
-    }
-    return ERR_OK;
+    int rc = token_file_open(&f, path, format, seq_len, INT32_MAX, err);
+    if (!rc)
+        token_file_close(&f);
+    else if (rc != ERR_UNSUPPORTED && rc != ERR_NOMEM)
+        rc = err->code = ERR_INVALID; /* missing, unreadable or wrong: the job's mistake all the same */
+    return rc;
 }
 
 static int check_data(const Boost__Data *data, struct error *err)

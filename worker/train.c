@@ -11,6 +11,7 @@
 #include "worker/data.h"
 #include "worker/engine.h"
 #include "worker/schedule.h"
+#include "worker/spike.h"
 
 struct run {
     const struct train *t;
@@ -20,6 +21,7 @@ struct run {
     struct checkpoint *checkpoint;
     struct agreement agreement;
     struct run_position at;
+    struct spike spike; /* of this attempt's losses */
     int64_t saved_step; /* of the newest checkpoint known here, -1: none */
     int64_t eval_step;  /* of the newest evaluation, -1: none */
     double eval_loss;
@@ -28,6 +30,7 @@ struct run {
 };
 
 static int prepare(struct run *r, struct error *err);
+static void tell_files(const struct run *r);
 static int start_weights(struct run *r, struct error *err);
 static int one_step(struct run *r, struct error *err);
 static int evaluate(struct run *r, struct error *err);
@@ -37,6 +40,7 @@ static void release(struct run *r);
 int train(const struct train *t, struct train_end *end, struct error *err)
 {
     struct run r = {.t = t, .spec = t->start->spec, .saved_step = -1, .eval_step = -1, .eval_loss = NAN};
+    spike_init(&r.spike, SPIKE_FADE);
     int rc = prepare(&r, err);
     if (!rc)
         rc = start_weights(&r, err);
@@ -67,12 +71,23 @@ static int prepare(struct run *r, struct error *err)
     }
     if (rc)
         return rc;
+    tell_files(r);
     report_doing(report, "making the engine");
     rc = engine_create(t->plan, t->kernels, t->comms, t->rank, t->start->threads_per_rank, &r->engine, err);
     if (!rc)
         rc = checkpoint_open(t->start, t->plan, r->engine, t->rank, report->status, &r->checkpoint, err);
     report_progress(report);
     return rc;
+}
+
+static void tell_files(const struct run *r)
+{
+    enum { FILES_TOLD = 16 };
+    for (int i = 0; r->t->rank == 0 && r->data.train.n > 1 && i < r->data.train.n && i < FILES_TOLD; i++) {
+        char line[512];
+        data_describe(&r->data, i, line, sizeof line);
+        report_line(r->t->report, "%s", line);
+    }
 }
 
 static int start_weights(struct run *r, struct error *err)
@@ -173,6 +188,11 @@ static int one_step(struct run *r, struct error *err)
     return rc;
 }
 
+static const char *why_skipped(const struct step_result *result)
+{
+    return result->tokens ? "loss or gradient was not finite" : "no token had a loss";
+}
+
 /* Moves the position on; an error when too many updates in a row were skipped. */
 static int book(struct run *r, const struct step_result *result, struct error *err)
 {
@@ -188,9 +208,11 @@ static int book(struct run *r, const struct step_result *result, struct error *e
     data_range(&r->data, from, &first, &ignored);
     data_range(&r->data, r->at.step, &ignored, &last);
     error_set(err, ERR_REFUSED,
-              "%" PRId64 " updates in a row were skipped because loss or gradient was not finite: steps %" PRId64
-              " to %" PRId64 ", samples %" PRId64 " to %" PRId64,
-              r->at.skipped_run, from, r->at.step, first, last);
+              "%" PRId64 " updates in a row were skipped because %s: steps %" PRId64 " to %" PRId64 ", samples %" PRId64
+              " to %" PRId64,
+              r->at.skipped_run, why_skipped(result), from, r->at.step, first, last);
+    if (!result->tokens)
+        return error_hint(err, "look at these samples, data.pad_id and data.mask_eod: every target is masked");
     return error_hint(err, "lower optimizer.lr or lengthen its warm-up; look at these samples");
 }
 
@@ -200,12 +222,15 @@ static void tell(struct run *r, const struct step_result *result, double lr, con
     int64_t n = r->at.step, steps = r->spec->run->steps;
     double seconds = (double)(times->end_ns - times->start_ns) / (double)NS_PER_S;
     double rate = seconds > 0 ? (double)result->tokens / seconds : NAN;
-    bool due = n % r->spec->run->log_every == 0 || n == steps || result->skipped;
+    double loss = result->tokens ? result->loss : NAN, z = spike_z(&r->spike, loss), mean = r->spike.mean;
+    spike_add(&r->spike, loss);
+    bool due = n % r->spec->run->log_every == 0 || n == steps || result->skipped || z > SPIKE_BOUND;
     if (!due)
         return;
     struct metrics m = {.n = 0};
     if (t->rank == 0) {
-        metrics_add(&m, "loss", result->loss);
+        metrics_add(&m, "loss", loss);
+        metrics_add(&m, "loss_z", z);
         metrics_add(&m, "lr", lr);
         metrics_add(&m, "grad_norm", result->grad_norm);
         metrics_add(&m, "tokens", (double)r->at.tokens);
@@ -224,11 +249,16 @@ static void tell(struct run *r, const struct step_result *result, double lr, con
                 result->loss, lr, result->grad_norm, report_count(rate, count, sizeof count));
     int64_t first, last;
     data_range(&r->data, n, &first, &last);
+    if (z > SPIKE_BOUND)
+        report_line(t->report,
+                    "step %" PRId64 ": loss %.4f is %.1f standard deviations above its mean of late, %.4f (samples "
+                    "%" PRId64 " to %" PRId64 ")",
+                    n, loss, z, mean, first, last);
     if (result->skipped)
         report_line(t->report,
-                    "step %" PRId64 ": update skipped, loss or gradient is not finite (samples %" PRId64 " to %" PRId64
-                    "); %" PRId64 " in a row",
-                    n, first, last, r->at.skipped_run);
+                    "step %" PRId64 ": update skipped, %s (samples %" PRId64 " to %" PRId64 "); %" PRId64
+                    " in a row",
+                    n, why_skipped(result), first, last, r->at.skipped_run);
 }
 
 /* ---- checkpoint and evaluation ----------------------------------------------------- */

@@ -13,7 +13,6 @@
 
 static const char lax[] = "latent crossing";
 static const char cluster[] = "jobs over several nodes";
-static const char masking[] = "document masks";
 static const char notices[] = "notifications";
 static const char fetched[] = "token files by URL";
 
@@ -58,21 +57,18 @@ const struct built_rule built_rules[] = {
     {"parallel.deterministic", BUILT_ONLY, 1, "a faster mode that is not reproducible; the CPU always is"},
     {"parallel.bucket_mib", BUILT_ONLY, 64, "gradient buckets of data parallelism"},
 
-    {"data.train", BUILT_SINGLE, 0, "mixing several training files"},
+    {"data.train", BUILT_ANY, 0, NULL},
     {"data.train.path", BUILT_LOCAL, 0, fetched},
-    {"data.train.weight", BUILT_ONLY, 1, "mixing several training files"},
-    {"data.eval", BUILT_SINGLE, 0, "several evaluation files"},
+    {"data.train.weight", BUILT_ANY, 0, NULL},
+    {"data.eval", BUILT_ANY, 0, NULL},
     {"data.eval.path", BUILT_LOCAL, 0, fetched},
-    {"data.eval.weight", BUILT_ONLY, 1, "several evaluation files"},
-    {"data.format", BUILT_VALUES,
-     BIT(BOOST__FORMAT__VALUE__AUTO) | BIT(BOOST__FORMAT__VALUE__TEXT) | BIT(BOOST__FORMAT__VALUE__U16) |
-         BIT(BOOST__FORMAT__VALUE__U32),
-     "the token files of llm.c and Megatron"},
+    {"data.eval.weight", BUILT_ONLY, 1, "weighted evaluation; its windows are spread evenly over all files"},
+    {"data.format", BUILT_ANY, 0, NULL},
     {"data.seq_len", BUILT_ANY, 0, NULL},
     {"data.seed", BUILT_ANY, 0, NULL},
-    {"data.eod_id", BUILT_ONLY, -1, masking},
-    {"data.pad_id", BUILT_ONLY, -1, "padding masks"},
-    {"data.mask_eod", BUILT_ONLY, 0, masking},
+    {"data.eod_id", BUILT_ANY, 0, NULL},
+    {"data.pad_id", BUILT_ANY, 0, NULL},
+    {"data.mask_eod", BUILT_ANY, 0, NULL},
     {"data.cache_dir", BUILT_EMPTY, 0, fetched},
     {"data.cache_max_mib", BUILT_ONLY, 0, fetched},
 
@@ -205,14 +201,6 @@ static void check_value(struct faults *f, const struct built_rule *rule, const P
     char mend[384], text[128], allowed[96];
     if (!count || rule->kind == BUILT_ANY)
         return;
-    if (rule->kind == BUILT_SINGLE) {
-        if (count > 1) {
-            snprintf(mend, sizeof mend, "keep one %s entry", path);
-            snprintf(text, sizeof text, "a list of %zu", count);
-            refuse(f, rule, path, text, mend);
-        }
-        return;
-    }
     const void *at = reflect_get(m, field, 0);
     if (rule->kind == BUILT_EMPTY || rule->kind == BUILT_LOCAL) {
         const char *s = *(char *const *)at;
@@ -265,14 +253,5 @@ int built_check(const Boost__JobSpec *spec, struct error *err)
     struct faults f = {.err = err, .code = ERR_UNSUPPORTED};
     for (size_t i = 0; i < built_rule_count; i++)
         walk(&f, &built_rules[i], &spec->base, built_rules[i].path, "");
-
-    /* AUTO values that stand for a thing of the table. */
-    const Boost__Data *d = spec_data(spec);
-    Boost__Format__Value format = spec_format(d);
-    if (d->format == BOOST__FORMAT__VALUE__AUTO &&
-        (format == BOOST__FORMAT__VALUE__LLMC || format == BOOST__FORMAT__VALUE__MEGATRON))
-        faults_add(&f, "set data.format: TEXT, U16 or U32 to say what the file holds",
-                   "data.format AUTO takes %.200s for %s by its name, which is not built in this version",
-                   d->train[0]->path, format == BOOST__FORMAT__VALUE__LLMC ? "LLMC" : "MEGATRON");
     return faults_end(&f);
 }

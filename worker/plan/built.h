@@ -13,7 +13,6 @@ enum built_kind {
     BUILT_VALUES, /* enum values whose bit is set in `value`                  */
     BUILT_EMPTY,  /* an empty string or list                                  */
     BUILT_ABSENT, /* not to be given                                          */
-    BUILT_SINGLE, /* a list of at most one entry; its fields have their rows  */
     BUILT_LOCAL,  /* a path, not a URL                                        */
 };
 struct built_rule {

@@ -29,8 +29,7 @@ const Boost__Resources *spec_resources(const Boost__JobSpec *s);
 /* Defaults that depend on other fields. */
 int64_t spec_kv_heads(const Boost__Model *m);
 Boost__Strategy__Value spec_strategy(const Boost__JobSpec *s);
-/* AUTO resolved by the name of a token file: .u16, .u32, .bin (LLMC), .idx (MEGATRON), else TEXT. */
-Boost__Format__Value format_of_path(const char *path);
+/* AUTO by the name of the first token file; stays AUTO for .bin and .idx, which the node decides. */
 Boost__Format__Value spec_format(const Boost__Data *d);
 
 /* The stages of plan_validate after proto/validate. */

@@ -3,9 +3,12 @@
  * not depend on what this version happens to run. */
 #include "worker/plan/internal.h"
 
+#include <float.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "proto/tokenfile.h"
 
 static int64_t gcd(int64_t a, int64_t b)
 {
@@ -154,9 +157,25 @@ static void check_formats(struct faults *f, const Boost__Data *d)
     } lists[] = {{"train", d->n_train, d->train}, {"eval", d->n_eval, d->eval}};
     for (int l = 0; l < 2; l++)
         for (size_t i = 0; i < lists[l].n; i++)
-            if (format_of_path(lists[l].files[i]->path) != first)
+            if (token_format_of_name(lists[l].files[i]->path) != first)
                 faults_add(f, "set data.format",
                            "data.%s[%zu].path and data.train[0].path differ in their format by name", lists[l].list, i);
+}
+
+/* A sample is taken by parts of the sum of weights (worker/data_order.h): less than one part is never taken. */
+static void check_weights(struct faults *f, const Boost__Data *d)
+{
+    static const double parts = 1 << 20;
+    double sum = 0;
+    for (size_t i = 0; i < d->n_train; i++)
+        sum += d->train[i]->weight;
+    if (sum > DBL_MAX)
+        faults_add(f, "divide all weights by the largest", "the sum of data.train weights is not finite");
+    for (size_t i = 0; i < d->n_train && sum <= DBL_MAX; i++)
+        if (d->train[i]->weight < sum / parts)
+            faults_add(f, "raise it, or leave the file out",
+                       "data.train[%zu].weight = %g is less than one part in %.0f of all weights", i,
+                       d->train[i]->weight, parts);
 }
 
 /* Explicit options that have no meaning for this job and that proto/validate leaves to the layout. */
@@ -191,5 +210,6 @@ int layout_check(const Boost__JobSpec *spec, struct error *err)
     check_batch(&f, spec);
     check_devices(&f, spec);
     check_formats(&f, spec_data(spec));
+    check_weights(&f, spec_data(spec));
     return faults_end(&f);
 }

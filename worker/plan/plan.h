@@ -27,7 +27,8 @@ struct plan_machine {
     bool has_cuda;
 };
 /* A copy of `spec` (packed and unpacked again, caller frees with boost__job_spec__free_unpacked)
- * with every default and every AUTO replaced by its value: validates first. */
+ * with every default and every AUTO replaced by its value: validates first. (data.format stays AUTO where
+ * only the node can tell: proto/tokenfile.h.) */
 MUST_USE int plan_resolve(const Boost__JobSpec *spec, const struct plan_machine *machine, Boost__JobSpec **out,
                           struct error *err);
 

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "proto/tokenfile.h"
+
 void faults_add(struct faults *f, const char *mend, const char *fmt, ...)
 {
     f->count++;
@@ -77,31 +79,11 @@ Boost__Strategy__Value spec_strategy(const Boost__JobSpec *s)
                                                                                   : BOOST__STRATEGY__VALUE__BTP;
 }
 
-Boost__Format__Value format_of_path(const char *path)
-{
-    static const struct {
-        const char *suffix;
-        Boost__Format__Value format;
-    } known[] = {
-        {".u16", BOOST__FORMAT__VALUE__U16},
-        {".u32", BOOST__FORMAT__VALUE__U32},
-        {".bin", BOOST__FORMAT__VALUE__LLMC},
-        {".idx", BOOST__FORMAT__VALUE__MEGATRON},
-    };
-    size_t len = path ? strlen(path) : 0;
-    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
-        size_t n = strlen(known[i].suffix);
-        if (len > n && !strcmp(path + len - n, known[i].suffix))
-            return known[i].format;
-    }
-    return BOOST__FORMAT__VALUE__TEXT;
-}
-
 Boost__Format__Value spec_format(const Boost__Data *d)
 {
     if (d->format != BOOST__FORMAT__VALUE__AUTO)
         return d->format;
-    return format_of_path(d->n_train ? d->train[0]->path : NULL);
+    return token_format_of_name(d->n_train ? d->train[0]->path : NULL);
 }
 
 int64_t round_up(int64_t n, int64_t multiple)

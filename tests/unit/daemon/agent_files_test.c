@@ -114,14 +114,28 @@ static void test_preflight(void **state)
     assert_int_equal(stat(checkpoint_path, &st), 0); /* made */
     assert_int_equal(rmdir(checkpoint_path), 0);     /* and empty: no probe is left */
     data.seq_len = 9;
-    expect_fault(ERR_INVALID, BOOST__REASON__VALUE__DataError, "has 9 tokens, one window of seq_len 9 needs 10");
+    expect_fault(ERR_INVALID, BOOST__REASON__VALUE__DataError, "9 tokens are fewer than one window of seq_len + 1 = 10");
     data.seq_len = 4;
     put(train_path, "0123456789abcdef0", 17);
     expect_fault(ERR_INVALID, BOOST__REASON__VALUE__DataError, "not a whole number of 2-byte tokens");
     data.format = BOOST__FORMAT__VALUE__TEXT;
     assert_int_equal(preflight(), 0);
     data.format = BOOST__FORMAT__VALUE__LLMC;
-    expect_fault(ERR_UNSUPPORTED, BOOST__REASON__VALUE__DataError, "TEXT, U16 and U32");
+    expect_fault(ERR_INVALID, BOOST__REASON__VALUE__DataError, "17 bytes are fewer than the 1024 of an llm.c header");
+    data.format = BOOST__FORMAT__VALUE__MEGATRON;
+    expect_fault(ERR_INVALID, BOOST__REASON__VALUE__DataError, "train.idx");
+    char index_path[PATH_MAX];
+    path_in(index_path, "train.idx");
+    static const char index[] = "MMIDIDX\0\0\1\0\0\0\0\0\0\0\1" /* ids of 1 byte */
+                                "\1\0\0\0\0\0\0\0\1\0\0\0\0\0\0\0\x11\0\0\0" "\0\0\0\0\0\0\0\0\1\0\0\0\0\0\0";
+    put(index_path, index, sizeof index);
+    assert_int_equal(preflight(), 0);
+    data.format = BOOST__FORMAT__VALUE__AUTO; /* by what lies beside train.bin */
+    assert_int_equal(preflight(), 0);
+    put(index_path, index, sizeof index - 1);
+    expect_fault(ERR_INVALID, BOOST__REASON__VALUE__DataError, "train.idx ends at byte 53");
+    assert_int_equal(unlink(index_path), 0);
+    expect_fault(ERR_INVALID, BOOST__REASON__VALUE__DataError, "llm.c header");
     data.format = BOOST__FORMAT__VALUE__TEXT;
     data.eval = evals;
     data.n_eval = 1;

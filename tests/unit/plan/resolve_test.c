@@ -62,6 +62,11 @@ static void fills_everything(void **state)
     assert_int_equal(s->data->format, BOOST__FORMAT__VALUE__U16);
     assert_int_equal(s->model->kv_heads, 6);
     boost__job_spec__free_unpacked(s, NULL);
+
+    j.spec->data->train[0]->path = (char *)"/d/x.bin"; /* only the node sees whether an index lies beside it */
+    s = resolve(&j, 0);
+    assert_int_equal(s->data->format, BOOST__FORMAT__VALUE__AUTO);
+    boost__job_spec__free_unpacked(s, NULL);
     job_close(&j);
 }
 

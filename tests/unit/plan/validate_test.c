@@ -117,13 +117,8 @@ static void unbuilt_things_are_named(void **state)
            parallel->overlap = BOOST__SWITCH__VALUE__ON);
     CHANGE(ERR_UNSUPPORTED, "run.precision = BF16", "FP32", spec->run->has_precision = 1;
            spec->run->precision = BOOST__PRECISION__VALUE__BF16);
-    CHANGE(ERR_UNSUPPORTED, "data.train[0].weight = 2", "set data.train[0].weight: 1",
-           spec->data->train[0]->has_weight = 1;
-           spec->data->train[0]->weight = 2);
     CHANGE(ERR_UNSUPPORTED, "data.train[0].path = \"s3://b/x\"", "path of this machine",
            spec->data->train[0]->path = (char *)"s3://b/x");
-    CHANGE(ERR_UNSUPPORTED, "for LLMC by its name", "TEXT, U16 or U32",
-           spec->data->train[0]->path = (char *)"/x/t.bin");
     CHANGE(ERR_UNSUPPORTED, "checkpoint.mirror", "leave checkpoint.mirror out",
            spec->checkpoint->mirror = (char *)"s3://b/p");
     struct job j;
@@ -132,11 +127,41 @@ static void unbuilt_things_are_named(void **state)
     j.spec->n_after = 1;
     j.spec->after = after;
     refused(&j, ERR_UNSUPPORTED, "after = ", "leave after out");
-    job_open(&j);
-    Boost__TokenFile *files[] = {j.spec->data->train[0], j.spec->data->train[0]};
-    j.spec->data->train = files;
-    j.spec->data->n_train = 2;
-    refused(&j, ERR_UNSUPPORTED, "data.train = a list of 2", "keep one data.train entry");
+}
+
+/* Two training files of these weights, and an evaluation file of that one (0: none). */
+static void open_weighted(struct job *j, double first, double second, double eval)
+{
+    static Boost__TokenFile files[3];
+    static Boost__TokenFile *list[3] = {&files[0], &files[1], &files[2]};
+    double weights[] = {first, second, eval};
+    job_open(j);
+    for (int i = 0; i < 3; i++) {
+        files[i] = *j->spec->data->train[0];
+        files[i].has_weight = 1;
+        files[i].weight = weights[i];
+    }
+    j->spec->data->train = list;
+    j->spec->data->n_train = 2;
+    j->spec->data->eval = list + 2;
+    j->spec->data->n_eval = eval > 0;
+}
+
+static void weights_of_files(void **state)
+{
+    (void)state;
+    struct job j;
+    struct error err = {0};
+    open_weighted(&j, 1, 0.3, 1);
+    if (plan_validate(j.spec, &err))
+        fail_msg("%s", err.message);
+    job_close(&j);
+    open_weighted(&j, 1, 9e-7, 0);
+    refused(&j, ERR_INVALID, "data.train[1].weight = 9e-07 is less than one part in 1048576", "leave the file out");
+    open_weighted(&j, 1.5e308, 1.5e308, 0);
+    refused(&j, ERR_INVALID, "sum of data.train weights", "divide all weights");
+    open_weighted(&j, 1, 1, 2);
+    refused(&j, ERR_UNSUPPORTED, "data.eval[0].weight = 2", "set data.eval[0].weight: 1");
 }
 
 /* Every leaf of the descriptor has exactly one row; every row is a field. */
@@ -171,6 +196,7 @@ static void table_covers_every_field(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(weights_of_files),
         cmocka_unit_test(minimal_job_is_valid),      cmocka_unit_test(proto_faults_come_first),
         cmocka_unit_test(layout_names_legal_values), cmocka_unit_test(layout_reports_every_fault),
         cmocka_unit_test(options_that_do_not_apply), cmocka_unit_test(unbuilt_things_are_named),

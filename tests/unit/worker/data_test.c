@@ -1,6 +1,7 @@
-/* Token files, windows, the order of samples, batches; and what is said about bad files. */
+/* Batches: which tokens are in a step, whatever the layout; masks; evaluation. */
 #include <fcntl.h>
 #include <inttypes.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -9,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -63,184 +63,21 @@ static char *write_tokens(const char *name, int64_t n, int width)
     return path;
 }
 
-static void windows_overlap_by_one_token(void **state)
-{
-    (void)state;
-    static const Boost__Format__Value formats[] = {BOOST__FORMAT__VALUE__TEXT, BOOST__FORMAT__VALUE__U16,
-                                                   BOOST__FORMAT__VALUE__U32};
-    for (int k = 0; k < 3; k++) {
-        int width = 1 << k;
-        struct token_file f;
-        struct error err;
-        int32_t out[9];
-        char *path = write_tokens("t.bin", 50, width);
-        assert_int_equal(token_file_open(&f, path, formats[k], 8, 1000, &err), 0);
-        assert_int_equal(f.tokens, 50);
-        assert_int_equal(f.windows, 6); /* 6*8+1 = 49 of 50: one token is dropped */
-        for (int64_t w = 0; w < f.windows; w++) {
-            assert_int_equal(token_file_window(&f, w, out, &err), 0);
-            for (int i = 0; i < 9; i++)
-                assert_int_equal(out[i], (w * 8 + i) * 7 % (width == 1 ? 200 : 1000));
-        }
-        token_file_close(&f);
-    }
-}
-
-static void an_exact_file_has_exact_windows(void **state)
-{
-    (void)state;
-    struct token_file f;
-    struct error err;
-    for (int64_t n = 9; n <= 34; n++) {
-        assert_int_equal(token_file_open(&f, write_tokens("e", n, 1), BOOST__FORMAT__VALUE__TEXT, 8, 256, &err), 0);
-        assert_int_equal(f.windows, (n - 1) / 8);
-        token_file_close(&f);
-    }
-}
-
-/* Offsets beyond 4 GiB, in a file with a hole. */
-static void large_files_have_64_bit_offsets(void **state)
-{
-    (void)state;
-    char *path = path_of("big.u16");
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    int64_t tokens = INT64_C(3) << 30; /* 6 GiB */
-    uint8_t last[2] = {0x2a, 0x01};
-    assert_int_equal(pwrite(fd, last, 2, (tokens - 1) * 2), 2);
-    close(fd);
-    struct token_file f;
-    struct error err;
-    int32_t out[9];
-    assert_int_equal(token_file_open(&f, path, BOOST__FORMAT__VALUE__U16, 8, 65536, &err), 0);
-    assert_int_equal(f.tokens, tokens);
-    assert_int_equal(f.windows, (tokens - 1) / 8);
-    assert_int_equal(token_file_window(&f, f.windows - 1, out, &err), 0);
-    assert_int_equal(out[8], 0);
-    f.s = 1; /* the very last token */
-    assert_int_equal(token_file_window(&f, tokens - 2, out, &err), 0);
-    assert_int_equal(out[1], 0x12a);
-    token_file_close(&f);
-}
-
-static void bad_files_are_named(void **state)
-{
-    (void)state;
-    struct token_file f;
-    struct error err;
-    assert_int_equal(token_file_open(&f, path_of("none"), BOOST__FORMAT__VALUE__TEXT, 8, 256, &err), ERR_NOT_FOUND);
-    assert_non_null(strstr(err.message, "none"));
-    assert_int_equal(token_file_open(&f, dir, BOOST__FORMAT__VALUE__TEXT, 8, 256, &err), ERR_INVALID);
-    assert_int_equal(token_file_open(&f, write_tokens("s", 8, 1), BOOST__FORMAT__VALUE__TEXT, 8, 256, &err),
-                     ERR_INVALID);
-    assert_non_null(strstr(err.message, "seq_len + 1 = 9"));
-    assert_non_null(strstr(err.hint, "7"));
-    assert_int_equal(token_file_open(&f, write_file("empty", "", 0), BOOST__FORMAT__VALUE__TEXT, 8, 256, &err),
-                     ERR_INVALID);
-    assert_int_equal(token_file_open(&f, write_file("odd", "12345678901234567890x", 21), BOOST__FORMAT__VALUE__U16, 8,
-                                     65536, &err),
-                     ERR_INVALID);
-    assert_non_null(strstr(err.message, "21 bytes"));
-    assert_int_equal(token_file_open(&f, path_of("odd"), BOOST__FORMAT__VALUE__LLMC, 8, 256, &err), ERR_UNSUPPORTED);
-}
-
-/* T19: a token id at or above the vocabulary. */
-static void an_id_beyond_the_vocabulary_is_named(void **state)
-{
-    (void)state;
-    struct token_file f;
-    struct error err;
-    int32_t out[9];
-    uint32_t raw[40] = {0};
-    raw[21] = 500;
-    raw[30] = UINT32_MAX;
-    char *path = write_file("v.u32", raw, sizeof raw);
-    assert_int_equal(token_file_open(&f, path, BOOST__FORMAT__VALUE__U32, 8, 500, &err), 0);
-    assert_int_equal(token_file_window(&f, 0, out, &err), 0);
-    assert_int_equal(token_file_window(&f, 2, out, &err), ERR_INVALID);
-    assert_non_null(strstr(err.message, "v.u32"));
-    assert_non_null(strstr(err.message, "token id 500 at token 21"));
-    assert_non_null(strstr(err.message, "vocabulary of 500"));
-    assert_int_equal(token_file_window(&f, 3, out, &err), ERR_INVALID);
-    assert_non_null(strstr(err.message, "token id 4294967295 at token 30"));
-    token_file_close(&f);
-}
-
-static void a_file_that_shrinks_is_an_error_not_a_signal(void **state)
-{
-    (void)state;
-    struct token_file f;
-    struct error err;
-    int32_t out[9];
-    char *path = write_tokens("shrink", 100, 1);
-    assert_int_equal(token_file_open(&f, path, BOOST__FORMAT__VALUE__TEXT, 8, 256, &err), 0);
-    assert_int_equal(truncate(path, 30), 0);
-    assert_int_equal(token_file_window(&f, 2, out, &err), 0);
-    assert_int_equal(token_file_window(&f, 8, out, &err), ERR_INVALID);
-    assert_non_null(strstr(err.message, "ends before byte 64"));
-    token_file_close(&f);
-}
-
-/* ---- order ------------------------------------------------------------------------------ */
-
-static void every_epoch_is_a_permutation(void **state)
-{
-    (void)state;
-    static const int64_t sizes[] = {1, 2, 3, 4, 5, 16, 17, 100, 1023, 4096, 5000};
-    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++)
-        for (int64_t epoch = 0; epoch < 3; epoch++) {
-            int64_t n = sizes[k];
-            bool *seen = calloc((size_t)n, 1);
-            for (int64_t i = 0; i < n; i++) {
-                int64_t x = data_permute(7, epoch, n, i);
-                assert_true(x >= 0 && x < n && !seen[x]);
-                seen[x] = true;
-            }
-            free(seen);
-        }
-}
-
-/* Large n in constant time; the values, from an independent program, are written down so that the order
- * never changes unnoticed. */
-static void the_order_is_fixed_for_ever(void **state)
-{
-    (void)state;
-    assert_int_equal(data_permute(1, 0, 1000, 0), data_permute(1, 0, 1000, 0));
-    int64_t n = INT64_C(1) << 40;
-    for (int64_t i = 0; i < 1000; i++)
-        assert_in_range(data_permute(3, 2, n, n - 1 - i), 0, n - 1);
-    int moved = 0, other_seed = 0, other_epoch = 0;
-    for (int64_t i = 0; i < 1000; i++) {
-        moved += data_permute(1, 0, 1000, i) != i;
-        other_seed += data_permute(1, 0, 1000, i) != data_permute(2, 0, 1000, i);
-        other_epoch += data_permute(1, 0, 1000, i) != data_permute(1, 1, 1000, i);
-    }
-    assert_true(moved > 980 && other_seed > 980 && other_epoch > 980);
-    static const int64_t first[] = {148, 449, 672, 575, 445, 219, 134, 601};
-    for (int64_t i = 0; i < 8; i++)
-        assert_int_equal(data_permute(1, 0, 1000, i), first[i]);
-}
-
-/* Mean displacement of neighbours: a shuffle, not a rotation. Pairs (i, i+1) of a uniform permutation are
- * (n+1)/3 apart on average with standard error below n / (4 sqrt(n)). */
-static void neighbours_are_torn_apart(void **state)
-{
-    (void)state;
-    for (uint64_t seed = 0; seed < 5; seed++) {
-        int64_t n = 10000;
-        double sum = 0;
-        for (int64_t i = 0; i + 1 < n; i++)
-            sum += (double)llabs(data_permute(seed, 0, n, i + 1) - data_permute(seed, 0, n, i));
-        double mean = sum / (double)(n - 1);
-        assert_true(mean > 3333 - 5 * 25 && mean < 3334 + 5 * 25);
-    }
-}
-
 /* ---- batches ------------------------------------------------------------------------------ */
 
 static struct plan small_plan(void)
 {
-    return (struct plan){.s = 8, .V = 256, .tp = 1, .pp = 1, .dp = 1, .world = 1, .micro_batch = 2,
-                         .global_batch = 6, .accumulation = 3, .T = 16, .data_seed = 11};
+    return (struct plan){.s = 8,
+                         .V = 256,
+                         .tp = 1,
+                         .pp = 1,
+                         .dp = 1,
+                         .world = 1,
+                         .micro_batch = 2,
+                         .global_batch = 6,
+                         .accumulation = 3,
+                         .T = 16,
+                         .data_seed = 11};
 }
 
 struct spec {
@@ -254,8 +91,11 @@ struct spec {
 
 static void make_spec(struct spec *s, int64_t train_tokens, int64_t eval_tokens)
 {
-    *s = (struct spec){.job = BOOST__JOB_SPEC__INIT, .data = BOOST__DATA__INIT, .run = BOOST__RUN__INIT,
-                       .train = BOOST__TOKEN_FILE__INIT, .eval = BOOST__TOKEN_FILE__INIT};
+    *s = (struct spec){.job = BOOST__JOB_SPEC__INIT,
+                       .data = BOOST__DATA__INIT,
+                       .run = BOOST__RUN__INIT,
+                       .train = BOOST__TOKEN_FILE__INIT,
+                       .eval = BOOST__TOKEN_FILE__INIT};
     snprintf(s->train_path, sizeof s->train_path, "%s", write_tokens("train", train_tokens, 1));
     snprintf(s->eval_path, sizeof s->eval_path, "%s", write_tokens("eval", eval_tokens, 1));
     s->job.data = &s->data;
@@ -382,36 +222,227 @@ static void masks_leave_targets_out(void **state)
     data_close(&d);
 }
 
-static void several_training_files_are_refused(void **state)
+/* ---- several files ------------------------------------------------------------------------ */
+
+enum { FILES = 3, MANY = 150 };
+
+/* Files whose first token tells which file it is and whose others tell the window: TEXT, windows of 8. */
+static char *write_numbered(const char *name, int file, int windows)
+{
+    uint8_t raw[8 * 200 + 1];
+    for (int w = 0; w < windows; w++) {
+        raw[w * 8] = (uint8_t)file;
+        memset(raw + w * 8 + 1, w, 7);
+    }
+    raw[windows * 8] = (uint8_t)file;
+    return write_file(name, raw, (size_t)windows * 8 + 1);
+}
+
+struct several {
+    Boost__JobSpec job;
+    Boost__Data data;
+    Boost__Run run;
+    Boost__TokenFile file[MANY], *list[MANY];
+    char path[MANY][128];
+};
+
+static void make_several(struct several *s, int files, const double *weights, const int *windows)
+{
+    *s = (struct several){.job = BOOST__JOB_SPEC__INIT, .data = BOOST__DATA__INIT, .run = BOOST__RUN__INIT};
+    for (int f = 0; f < files; f++) {
+        char name[32];
+        boost__token_file__init(&s->file[f]);
+        snprintf(name, sizeof name, "several-%d", f);
+        snprintf(s->path[f], sizeof s->path[f], "%s", write_numbered(name, f, windows[f % FILES]));
+        s->file[f].path = s->path[f];
+        s->file[f].weight = weights ? weights[f] : 1;
+        s->list[f] = &s->file[f];
+    }
+    s->job.data = &s->data;
+    s->job.run = &s->run;
+    s->data.train = s->data.eval = s->list;
+    s->data.n_train = s->data.n_eval = (size_t)files;
+    s->data.format = BOOST__FORMAT__VALUE__TEXT;
+    s->run.eval_tokens = 1000000;
+}
+
+static const int windows_of[FILES] = {5, 9, 4};
+
+/* Every sample of 30 steps by one rank, into seen[180] as file * 1000 + window, and what the files gave. */
+static void run_through(struct data *d, int steps, int *seen)
+{
+    struct error err;
+    const struct micro_batch *m;
+    for (int step = 1; step <= steps; step++) {
+        assert_int_equal(data_train(d, step, &m, &err), 0);
+        for (int i = 0; i < 6; i++)
+            seen[(step - 1) * 6 + i] = m[i / 2].inputs[i % 2 * 8] * 1000 + m[i / 2].inputs[i % 2 * 8 + 1];
+    }
+}
+
+static void files_are_mixed_by_weight(void **state)
 {
     (void)state;
-    struct spec s;
+    static const double weights[FILES] = {0.5, 0.3, 0.2};
+    struct several s;
     struct plan p = small_plan();
     struct data d;
     struct error err;
-    make_spec(&s, 200, 50);
-    s.data.n_train = 2;
-    assert_int_equal(data_open(&d, &s.job, &p, 0, &err), ERR_UNSUPPORTED);
-    assert_non_null(strstr(err.message, "data.train"));
+    enum { STEPS = 30, SAMPLES = STEPS * 6 };
+    int seen[SAMPLES], given[FILES] = {0}, times[FILES][10] = {{0}};
+    make_several(&s, FILES, weights, windows_of);
+    assert_int_equal(data_open(&d, &s.job, &p, 0, &err), 0);
+    assert_int_equal(d.train.windows, 18);
+    run_through(&d, STEPS, seen);
+    for (int n = 0; n < SAMPLES; n++) {
+        int file = seen[n] / 1000, window = seen[n] % 1000, said;
+        int64_t said_window;
+        data_sample(&d, n, &said, &said_window);
+        assert_int_equal(said, file);
+        assert_int_equal(said_window, window);
+        times[file][window]++;
+        given[file]++;
+        for (int f = 0; f < FILES; f++) /* the mixture, over every prefix */
+            assert_true(fabs(given[f] - (n + 1) * weights[f]) < 1 + 1e-9);
+        for (int w = 0; w < windows_of[file]; w++) /* epochs of each file: no window is twice ahead of another */
+            assert_true(times[file][window] - times[file][w] <= 1);
+    }
+    char line[256];
+    data_describe(&d, 1, line, sizeof line);
+    assert_non_null(strstr(line, "several-1, 73 tokens, 9 windows, 3 of 10 samples"));
+    data_close(&d);
+}
+
+/* What is sample n does not depend on how the step is cut: dp, micro_batch and accumulation, and the step at
+ * which another layout goes on. */
+static void any_layout_sees_the_same_samples(void **state)
+{
+    (void)state;
+    static const double weights[FILES] = {1, 2, 4};
+    static const struct {
+        int dp, micro;
+    } cuts[] = {{1, 1}, {1, 3}, {1, 6}, {2, 1}, {2, 3}, {3, 1}, {3, 2}, {6, 1}};
+    struct several s;
+    struct plan whole = small_plan();
+    struct data d;
+    struct error err;
+    enum { STEPS = 20 };
+    int seen[STEPS * 6];
+    make_several(&s, FILES, weights, windows_of);
+    assert_int_equal(data_open(&d, &s.job, &whole, 0, &err), 0);
+    run_through(&d, STEPS, seen);
+    data_close(&d);
+    for (size_t k = 0; k < sizeof cuts / sizeof *cuts; k++) {
+        struct plan p = small_plan();
+        p.dp = p.world = cuts[k].dp;
+        p.micro_batch = cuts[k].micro;
+        p.accumulation = 6 / (p.dp * p.micro_batch);
+        p.T = p.micro_batch * 8;
+        for (int rank = 0; rank < p.dp; rank++) {
+            assert_int_equal(data_open(&d, &s.job, &p, rank, &err), 0);
+            for (int step = 11; step <= STEPS; step++) {
+                const struct micro_batch *m;
+                assert_int_equal(data_train(&d, step, &m, &err), 0);
+                for (int64_t i = 0; i < p.accumulation; i++)
+                    for (int64_t j = 0; j < p.micro_batch; j++) {
+                        int64_t n = (step - 1) * 6 + (i * p.dp + rank) * p.micro_batch + j;
+                        assert_int_equal(m[i].inputs[j * 8] * 1000 + m[i].inputs[j * 8 + 1], seen[n]);
+                    }
+            }
+            data_close(&d);
+        }
+    }
+}
+
+/* All windows of all files once, and a part of them evenly; the same for every micro-batch size. */
+static void evaluation_covers_all_files(void **state)
+{
+    (void)state;
+    struct several s;
+    struct error err;
+    make_several(&s, FILES, NULL, windows_of);
+    for (int micro = 1; micro <= 5; micro++) {
+        struct plan p = small_plan();
+        struct data d;
+        const struct micro_batch *m;
+        int times[FILES][10] = {{0}}, unmasked = 0;
+        p.micro_batch = micro;
+        p.T = micro * 8;
+        s.run.eval_tokens = 1000000;
+        assert_int_equal(data_open(&d, &s.job, &p, 0, &err), 0);
+        assert_int_equal(d.eval_windows, 18);
+        for (int64_t i = 0; i < data_eval_count(&d); i++) {
+            assert_int_equal(data_eval(&d, i, &m, &err), 0);
+            for (int j = 0; j < micro; j++)
+                if (m->targets[j * 8] >= 0)
+                    times[m->inputs[j * 8]][m->inputs[j * 8 + 1]]++;
+            for (int j = 0; j < micro * 8; j++)
+                unmasked += m->targets[j] >= 0;
+        }
+        assert_int_equal(unmasked, 18 * 8);
+        for (int f = 0; f < FILES; f++)
+            for (int w = 0; w < 10; w++)
+                assert_int_equal(times[f][w], w < windows_of[f]);
+        data_close(&d);
+        s.run.eval_tokens = 41; /* six windows of 18: every third */
+        assert_int_equal(data_open(&d, &s.job, &p, 0, &err), 0);
+        assert_int_equal(d.eval_windows, 6);
+        static const int expected[6] = {0, 3, 1001, 1004, 1007, 2001};
+        for (int64_t k = 0; k < 6; k++) {
+            assert_int_equal(data_eval(&d, k / micro, &m, &err), 0);
+            const int32_t *row = m->inputs + k % micro * 8;
+            assert_int_equal(row[0] * 1000 + row[1], expected[k]);
+        }
+        data_close(&d);
+    }
+}
+
+/* More files than a rank keeps open: the same samples, and few descriptors. */
+static void many_files_need_few_descriptors(void **state)
+{
+    (void)state;
+    struct several s;
+    struct plan p = small_plan();
+    struct data d;
+    struct error err;
+    int seen[180], first = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    make_several(&s, MANY, NULL, windows_of);
+    assert_int_equal(data_open(&d, &s.job, &p, 0, &err), 0);
+    int next = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    assert_int_equal(next, first + 1); /* the lowest free one */
+    run_through(&d, 30, seen);
+    for (int n = 0; n < 180; n++)
+        assert_int_equal(seen[n] / 1000, n % MANY); /* equal weights: in turn */
+    close(first);
+    close(next);
+    data_close(&d);
+}
+
+static void the_faulty_file_is_named(void **state)
+{
+    (void)state;
+    struct several s;
+    struct plan p = small_plan();
+    struct data d;
+    struct error err;
+    make_several(&s, FILES, NULL, windows_of);
+    write_file("several-1", "short", 5);
+    assert_int_equal(data_open(&d, &s.job, &p, 0, &err), ERR_INVALID);
+    assert_non_null(strstr(err.message, "several-1: 5 tokens"));
+    s.file[2].path = NULL;
+    write_numbered("several-1", 1, 5);
+    assert_int_equal(data_open(&d, &s.job, &p, 0, &err), ERR_INVALID);
+    assert_non_null(strstr(err.message, "data.train[2] has no path"));
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(windows_overlap_by_one_token),
-        cmocka_unit_test(an_exact_file_has_exact_windows),
-        cmocka_unit_test(large_files_have_64_bit_offsets),
-        cmocka_unit_test(bad_files_are_named),
-        cmocka_unit_test(an_id_beyond_the_vocabulary_is_named),
-        cmocka_unit_test(a_file_that_shrinks_is_an_error_not_a_signal),
-        cmocka_unit_test(every_epoch_is_a_permutation),
-        cmocka_unit_test(the_order_is_fixed_for_ever),
-        cmocka_unit_test(neighbours_are_torn_apart),
-        cmocka_unit_test(batches_are_the_samples_in_order),
-        cmocka_unit_test(replicas_share_a_step),
-        cmocka_unit_test(evaluation_covers_fixed_windows),
-        cmocka_unit_test(masks_leave_targets_out),
-        cmocka_unit_test(several_training_files_are_refused),
+        cmocka_unit_test(batches_are_the_samples_in_order), cmocka_unit_test(replicas_share_a_step),
+        cmocka_unit_test(evaluation_covers_fixed_windows),  cmocka_unit_test(masks_leave_targets_out),
+        cmocka_unit_test(files_are_mixed_by_weight),        cmocka_unit_test(any_layout_sees_the_same_samples),
+        cmocka_unit_test(evaluation_covers_all_files),      cmocka_unit_test(many_files_need_few_descriptors),
+        cmocka_unit_test(the_faulty_file_is_named),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
