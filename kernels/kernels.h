@@ -122,7 +122,7 @@ struct kernels {
      * accumulation of the stored values); n = x_out * gain unless n is NULL. x_out may alias x. */
     void (*residual_gain)(struct kstream *ks, int64_t T, int64_t w, const void *x, const void *y, const void *gain,
                           void *x_out, void *n, void *S);
-    /* R[T] stat = (S/d + eps)^-1/2; n = R * x * gain. The plain norm behind the last block. */
+    /* R[T] stat = (S/d + eps)^-1/2; n = R * x * gain. The plain norm. R may alias S; S NULL: R is given. */
     void (*norm_apply)(struct kstream *ks, int64_t T, int64_t w, int64_t d, double eps, const void *x, const void *gain,
                        const void *S, void *R, void *n);
     /* Backward of both: with u = dn * (R or 1 when R is NULL):
@@ -132,8 +132,8 @@ struct kernels {
                           const void *k, const void *dn, bool accumulate, void *dx, void *dgain);
 
     /* ---- bottleneck ---- */
-    /* latent H [T, n] act: R = (S/d + eps)^-1/2 and H := R H (online norm; S, R NULL: no norm, R = 1),
-     * z = activation(H). H keeps Y = R H for the backward. z may alias H only for LATENT_IDENTITY. */
+    /* latent H [T, n] act: R = (S/d + eps)^-1/2 and H := R H (online norm; R may alias S; S NULL: R is given;
+     * S, R NULL: no norm, R = 1), z = activation(H). H keeps Y = R H for the backward. z may alias H only for LATENT_IDENTITY. */
     void (*latent_forward)(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act,
                            void *H, const void *S, void *R, void *z);
     /* dz [T, n] := R * dY with dY = dz * activation'(Y); k[T] stat = (R^2/d) <dY, Y> (R, k NULL: no norm). */
@@ -174,7 +174,9 @@ struct kernels {
      * c[T] stat = sum_v p_v l_v - l_target (0 for masked rows), the last norm's <dn, n>. */
     void (*ce_backward)(struct kstream *ks, int64_t T, int64_t ld, int64_t valid, int64_t first, void *logits,
                         const void *m, const void *sums, const int32_t *targets, double *loss, void *c);
-    /* k[T] stat = (R^2/d) c: what gain_backward wants for the last norm. k may alias c. */
+    /* out[T] stat = sum over w of a * b: a plain norm's c = <dn, n>, or this rank's part of it. */
+    void (*row_dot)(struct kstream *ks, int64_t T, int64_t w, const void *a, const void *b, void *out);
+    /* k[T] stat = (R^2/d) c: what gain_backward wants for a plain norm. k may alias c. */
     void (*norm_k)(struct kstream *ks, int64_t T, int64_t d, const void *R, const void *c, void *k);
 
     /* ---- layout ---- */

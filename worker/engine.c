@@ -18,42 +18,44 @@ void *act_at(const struct engine *e, const void *base, int64_t elements)
     return (char *)base + elements * (int64_t)dtype_size(e->k->act);
 }
 
+struct param param_at(const struct engine *e, const struct param *p, int64_t elements)
+{
+    return (struct param){act_at(e, p->weight, elements), (char *)p->grad + elements * (int64_t)dtype_size(e->k->grad)};
+}
+
+void engine_set_pass(struct engine *e, enum comm_pass pass)
+{
+    e->comms->world.pass = e->comms->tp.pass = pass;
+}
+
 static const struct strategy *find_strategy(const struct plan *p)
 {
-    return p->strategy == BOOST__STRATEGY__VALUE__BTP ? &strategy_btp : NULL;
+    static const struct strategy *const strategies[] = {
+        [BOOST__STRATEGY__VALUE__FULL] = &strategy_full,
+        [BOOST__STRATEGY__VALUE__BTP] = &strategy_btp,
+    };
+    return strategies[p->strategy];
 }
 
-static struct param param_at(const struct engine *e, int64_t offset)
-{
-    char *weights = engine_buffer(e, BUF_WEIGHTS, 0), *grads = engine_buffer(e, BUF_GRADS, 0);
-    return (struct param){weights + offset * (int64_t)dtype_size(e->k->act),
-                          grads + offset * (int64_t)dtype_size(e->k->grad)};
-}
-
-/* Where a tensor of a block belongs; NULL for the later branches of a group, which follow the first. */
+/* Where a tensor of a block belongs; NULL for the later branches of a site, which follow the first. */
 static struct param *slot_of(struct layer *l, const struct plan_tensor *t)
 {
-    if (t->role == ROLE_GAIN)
-        return t->projection == PROJ_Q ? &l->norm1 : &l->norm2;
-    bool down = t->role == ROLE_DOWN;
-    switch (t->projection) {
-    case PROJ_Q:
-        return down ? &l->a_qkv : &l->b_q;
-    case PROJ_K:
-        return down ? NULL : &l->b_k;
-    case PROJ_O:
-        return down ? &l->a_o : &l->b_o;
-    case PROJ_GATE:
-        return down ? &l->a_gu : &l->b_gate;
-    case PROJ_DOWN:
-        return down ? &l->a_down : &l->b_down;
-    default:
+    enum plan_site site = plan_site_of(t->projection);
+    if (t->projection != (int)plan_branches(site).first)
         return NULL;
+    switch (t->role) {
+    case ROLE_GAIN:
+        return site == SITE_QKV ? &l->norm1 : &l->norm2;
+    case ROLE_DOWN:
+        return &l->site[site].down;
+    default:
+        return &l->site[site].up;
     }
 }
 
 static void bind_parameters(struct engine *e)
 {
+    const struct param start = {engine_buffer(e, BUF_WEIGHTS, 0), engine_buffer(e, BUF_GRADS, 0)};
     for (int64_t i = 0; i < e->tensor_count; i++) {
         const struct plan_tensor *t = &e->tensors[i];
         struct param *to;
@@ -66,8 +68,8 @@ static void bind_parameters(struct engine *e)
         else
             to = slot_of(&e->layers[t->layer], t);
         if (to)
-            *to = param_at(e, t->offset);
-        if (t->role == ROLE_HEAD || (t->role == ROLE_EMBEDDING && e->plan->tied)) {
+            *to = param_at(e, &start, t->offset);
+        if (t->role == ROLE_HEAD || (t->role == ROLE_EMBEDDING && !plan_embedding_by_hidden(e->plan))) {
             e->vocab_first = t->row0;
             e->vocab_rows = t->nrows;
         }
@@ -79,18 +81,17 @@ static void bind_parameters(struct engine *e)
 static void describe(struct engine *e)
 {
     const struct plan *p = e->plan;
-    e->w = p->d / p->tp;
-    e->wk = p->hk * p->e / p->tp;
-    e->fw = p->f / p->tp;
+    e->cut = plan_cut(p);
+    plan_widths(p, &e->w);
     e->attention = (struct attention){.b = p->micro_batch,
                                       .s = p->s,
-                                      .h = p->h / p->tp,
-                                      .hk = p->hk / p->tp,
+                                      .h = e->w.heads,
+                                      .hk = e->w.kv_heads,
                                       .e = p->e,
-                                      .ldq = e->w,
-                                      .ldk = e->wk,
-                                      .ldv = e->wk,
-                                      .ldo = e->w};
+                                      .ldq = e->w.out[PROJ_Q],
+                                      .ldk = e->w.out[PROJ_K],
+                                      .ldv = e->w.out[PROJ_V],
+                                      .ldo = e->w.out[PROJ_Q]};
     size_t forward = e->k->attention_workspace(&e->attention, false);
     size_t backward = e->k->attention_workspace(&e->attention, true);
     e->backend = (struct plan_backend){.act = e->k->act,
@@ -111,7 +112,7 @@ int engine_create(const struct plan *plan, const struct kernels *k, struct comms
     *e = (struct engine){.plan = plan, .k = k, .comms = comms, .rank = rank, .tp_rank = plan_tp_rank(plan, rank)};
     e->strategy = find_strategy(plan);
     if (!e->strategy || plan->pp != 1 || plan->dp != 1) {
-        rc = error_set(err, ERR_UNSUPPORTED, "the engine has strategy BTP with pp = dp = 1 only");
+        rc = error_set(err, ERR_UNSUPPORTED, "the engine has no VANILLA strategy and pp = dp = 1 only");
         goto out;
     }
     if (comms->tp.size != plan->tp || comms->tp.rank != e->tp_rank || comms->world.size != plan->world) {

@@ -1,4 +1,4 @@
-/* Matrix products of the low-rank pairs, and the all-reduce between their halves. */
+/* The products of linear layers. */
 #include "worker/engine_internal.h"
 
 void down_forward(struct engine *e, int64_t n, int64_t k, const struct param *a, const void *x, void *h)
@@ -18,64 +18,108 @@ void down_backward(struct engine *e, int64_t n, int64_t k, const struct param *a
     e->k->gemm(e->ks, &input, dh, a->weight, dx);
 }
 
-void up_forward(struct engine *e, const struct up *u, const struct param *b, const void *z, void *y)
+/* Branches of one shape from number j on. */
+static int run_length(const struct fan *f, int j)
+{
+    int n = 1;
+    while (j + n < f->count && f->out[j + n] == f->out[j])
+        n++;
+    return n;
+}
+
+/* Where a run of branches lies: parameters, input and output of its first. */
+struct run {
+    int first, count;
+    int64_t out, in, ldx, stride_x;
+    struct param w;
+    int64_t x, y; /* elements from the first branch's */
+};
+static bool next_run(const struct engine *e, const struct fan *f, const struct param *w, struct run *r)
+{
+    int64_t skipped = 0;
+    r->first += r->count;
+    if (r->first >= f->count)
+        return false;
+    for (int j = 0; j < r->first; j++)
+        skipped += f->out[j];
+    r->count = run_length(f, r->first);
+    r->out = f->out[r->first];
+    r->in = f->in;
+    r->ldx = f->shared ? f->in : f->count * f->in;
+    r->stride_x = f->shared ? 0 : f->in;
+    r->w = param_at(e, w, skipped * f->in);
+    r->x = r->first * r->stride_x;
+    r->y = e->plan->T * skipped;
+    return true;
+}
+
+void fan_forward(struct engine *e, const struct fan *f, const struct param *w, const void *x, void *y)
+{
+    int64_t T = e->plan->T;
+    for (struct run r = {0}; next_run(e, f, w, &r);) {
+        struct gemm g = {.m = T,
+                         .n = r.out,
+                         .k = r.in,
+                         .trans_b = true,
+                         .lda = r.ldx,
+                         .ldb = r.in,
+                         .ldc = r.out,
+                         .batch = r.count,
+                         .stride_a = r.stride_x,
+                         .stride_b = r.out * r.in,
+                         .stride_c = T * r.out};
+        e->k->gemm(e->ks, &g, act_at(e, x, r.x), r.w.weight, act_at(e, y, r.y));
+    }
+}
+
+/* dx of a run whose branches have inputs of their own: one batch. Of a shared one: a sum, one by one. */
+static void input_gradient(struct engine *e, const struct run *r, bool shared, const void *dy, void *dx)
 {
     int64_t T = e->plan->T;
     struct gemm g = {.m = T,
-                     .n = u->out,
-                     .k = u->r,
-                     .trans_b = true,
-                     .lda = u->ldz,
-                     .ldb = u->r,
-                     .ldc = u->out,
-                     .batch = u->batch,
-                     .stride_a = u->r,
-                     .stride_b = u->out * u->r,
-                     .stride_c = T * u->out};
-    e->k->gemm(e->ks, &g, z, b->weight, y);
-}
-
-void up_backward(struct engine *e, const struct up *u, const struct param *b, const void *z, const void *dy, void *dz)
-{
-    int64_t T = e->plan->T;
-    struct gemm weight = {.m = u->out,
-                          .n = u->r,
-                          .k = T,
-                          .trans_a = true,
-                          .lda = u->out,
-                          .ldb = u->ldz,
-                          .ldc = u->r,
-                          .batch = u->batch,
-                          .stride_a = T * u->out,
-                          .stride_b = u->r,
-                          .stride_c = u->out * u->r,
-                          .beta = 1,
-                          .c_grad = true};
-    e->k->gemm(e->ks, &weight, dy, z, b->grad);
-    struct gemm latent = {.m = T,
-                          .n = u->r,
-                          .k = u->out,
-                          .lda = u->out,
-                          .ldb = u->r,
-                          .ldc = u->ldz,
-                          .batch = u->batch,
-                          .stride_a = T * u->out,
-                          .stride_b = u->out * u->r,
-                          .stride_c = u->r};
-    e->k->gemm(e->ks, &latent, dy, b->weight, dz);
-}
-
-int reduce_latent(struct engine *e, void *latent, int64_t n, void *S, const char *what, struct error *err)
-{
-    int64_t T = e->plan->T;
-    struct comm_segment segments[2] = {
-        {.data = latent, .count = T * n, .dtype = e->k->act},
-        {.data = S, .count = T, .dtype = e->k->stat},
-    };
-    int count = S ? 2 : 1;
-    if (S && e->k->act == e->k->stat) {
-        segments[0].count += T;
-        count = 1;
+                     .n = r->in,
+                     .k = r->out,
+                     .lda = r->out,
+                     .ldb = r->in,
+                     .ldc = r->ldx,
+                     .batch = shared ? 1 : r->count,
+                     .stride_a = T * r->out,
+                     .stride_b = r->out * r->in,
+                     .stride_c = r->stride_x};
+    if (!shared) {
+        e->k->gemm(e->ks, &g, act_at(e, dy, r->y), r->w.weight, act_at(e, dx, r->x));
+        return;
     }
-    return comm_all_reduce(&e->comms->tp, e->ks, segments, count, COMM_SUM, what, err);
+    for (int j = 0; j < r->count; j++) {
+        g.beta = r->first + j > 0;
+        e->k->gemm(e->ks, &g, act_at(e, dy, r->y + j * g.stride_a), act_at(e, r->w.weight, j * g.stride_b), dx);
+    }
+}
+
+void fan_backward(struct engine *e, const struct fan *f, const struct param *w, const void *x, const void *dy, void *dx)
+{
+    int64_t T = e->plan->T;
+    for (struct run r = {0}; next_run(e, f, w, &r);) {
+        struct gemm weight = {.m = r.out,
+                              .n = r.in,
+                              .k = T,
+                              .trans_a = true,
+                              .lda = r.out,
+                              .ldb = r.ldx,
+                              .ldc = r.in,
+                              .batch = r.count,
+                              .stride_a = T * r.out,
+                              .stride_b = r.stride_x,
+                              .stride_c = r.out * r.in,
+                              .beta = 1,
+                              .c_grad = true};
+        e->k->gemm(e->ks, &weight, act_at(e, dy, r.y), act_at(e, x, r.x), r.w.grad);
+        input_gradient(e, &r, f->shared, dy, dx);
+    }
+}
+
+int reduce_act(struct engine *e, void *data, int64_t n, const char *what, struct error *err)
+{
+    struct comm_segment segment = {.data = data, .count = n, .dtype = e->k->act};
+    return comm_all_reduce(&e->comms->tp, e->ks, &segment, 1, COMM_SUM, what, err);
 }

@@ -13,34 +13,29 @@ SAME(PLAN_STEP, PASS_STEP);
 SAME(PLAN_EVAL, PASS_EVAL);
 SAME(PLAN_PASSES, PASS_COUNT);
 
-static void set_pass(struct engine *e, enum comm_pass pass)
-{
-    e->comms->world.pass = e->comms->tp.pass = pass;
-}
-
 /* Embedding, blocks, head: logits. */
 static int forward(struct engine *e, const struct micro_batch *micro, enum comm_pass pass, struct error *err)
 {
     const struct plan *p = e->plan;
     size_t bytes = (size_t)p->T * sizeof(int32_t);
-    set_pass(e, pass);
+    engine_set_pass(e, pass);
     e->k->upload(e->ks, engine_buffer(e, BUF_INPUTS, 0), micro->inputs, bytes);
     e->k->upload(e->ks, engine_buffer(e, BUF_TARGETS, 0), micro->targets, bytes);
     int rc = e->strategy->embed_forward(e, err);
     for (int64_t i = 0; i < p->L && !rc; i++)
-        rc = e->strategy->block_forward(e, i, err);
+        rc = block_forward(e, i, err);
     if (!rc)
-        rc = e->strategy->head_forward(e, err);
+        rc = head_forward(e, err);
     return rc;
 }
 
 /* Adds to the gradient buffers those of the micro-batch's loss sum. */
 static int backward(struct engine *e, struct error *err)
 {
-    set_pass(e, PASS_BACKWARD);
-    int rc = e->strategy->head_backward(e, err);
+    engine_set_pass(e, PASS_BACKWARD);
+    int rc = head_backward(e, err);
     for (int64_t i = e->plan->L - 1; i >= 0 && !rc; i--)
-        rc = e->strategy->block_backward(e, i, err);
+        rc = block_backward(e, i, err);
     if (!rc)
         rc = e->strategy->embed_backward(e, err);
     return rc;
@@ -50,7 +45,7 @@ static int forward_backward(struct engine *e, const struct micro_batch *micro, d
 {
     int rc = forward(e, micro, PASS_FORWARD, err);
     if (!rc)
-        rc = e->strategy->loss(e, sum, true, err);
+        rc = head_loss(e, sum, true, err);
     if (!rc)
         rc = backward(e, err);
     return rc;
@@ -90,7 +85,7 @@ static int agree(struct engine *e, struct error *err)
             e->k->grad_squares(e->ks, t.tensor.nrows * t.tensor.ncols, t.device, &e->block->agree[AGREE_SQUARES]);
     }
     struct comm_segment block = {.data = e->block->agree, .count = AGREE_SLOTS, .dtype = DTYPE_F64};
-    set_pass(e, PASS_STEP);
+    engine_set_pass(e, PASS_STEP);
     return comm_all_reduce(&e->comms->world, e->ks, &block, 1, COMM_SUM, "agreement", err);
 }
 
@@ -170,7 +165,7 @@ int engine_eval(struct engine *e, const struct micro_batch *micro, double *loss_
     e->k->zero(e->ks, sums, sizeof e->host.eval);
     int rc = forward(e, micro, PASS_EVAL, err);
     if (!rc)
-        rc = e->strategy->loss(e, sums, false, err);
+        rc = head_loss(e, sums, false, err);
     if (!rc)
         rc = read_sums(e, loss_sum, tokens, err);
     return rc;

@@ -47,6 +47,7 @@ const struct kernels *kernels_cpu_fp32(void)
         .ce_max = fp32_ce_max,
         .ce_sums = fp32_ce_sums,
         .ce_backward = fp32_ce_backward,
+        .row_dot = fp32_row_dot,
         .norm_k = fp32_norm_k,
         .interleave = fp32_interleave,
         .grad_squares = fp32_grad_squares,

@@ -42,6 +42,7 @@ void fp32_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, do
                          const void *S, void *R, void *z);
 void fp32_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act, const void *Y,
                           const void *R, void *dz, void *k);
+void fp32_row_dot(struct kstream *ks, int64_t T, int64_t w, const void *a, const void *b, void *out);
 void fp32_norm_k(struct kstream *ks, int64_t T, int64_t d, const void *R, const void *c, void *k);
 
 void fp32_rope(struct kstream *ks, int64_t T, int64_t s, int64_t heads, int64_t e, int64_t ld, double theta,

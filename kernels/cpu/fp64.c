@@ -35,6 +35,7 @@ const struct kernels *kernels_cpu_fp64(void)
         .ce_max = fp64_ce_max,
         .ce_sums = fp64_ce_sums,
         .ce_backward = fp64_ce_backward,
+        .row_dot = fp64_row_dot,
         .norm_k = fp64_norm_k,
         .interleave = fp64_interleave,
         .grad_squares = fp64_grad_squares,

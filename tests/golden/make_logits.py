@@ -11,7 +11,7 @@ It needs numpy; the tests only need the files.
 File, little-endian:
     8 bytes  "BGOLD001"
     int64    seed of the weights and tokens
-    int32    svd, tied, mlp_silu, d, f, r, L, h, hk, V, s, b
+    int32    model (0 COLA, 1 SVD, 2 FULL_RANK), tied, mlp_silu, d, f, r, L, h, hk, V, s, b
     float64  rope_theta, norm_eps
     int32    number of tensors; for each: int32 length of name, name, int64 rows, cols, float64 values
     int32    inputs [b, s], targets [b, s]
@@ -22,9 +22,11 @@ from pathlib import Path
 
 import numpy as np
 
+COLA, SVD, FULL_RANK = range(3)
 CASES = {
-    "cola_gqa_untied": dict(svd=0, tied=0, mlp_silu=0, d=16, f=24, r=4, L=2, h=4, hk=2, V=48, s=9, b=2, seed=11),
-    "svd_tied_silu": dict(svd=1, tied=1, mlp_silu=1, d=16, f=20, r=5, L=3, h=4, hk=4, V=40, s=8, b=2, seed=12),
+    "cola_gqa_untied": dict(model=COLA, tied=0, mlp_silu=0, d=16, f=24, r=4, L=2, h=4, hk=2, V=48, s=9, b=2, seed=11),
+    "svd_tied_silu": dict(model=SVD, tied=1, mlp_silu=1, d=16, f=20, r=5, L=3, h=4, hk=4, V=40, s=8, b=2, seed=12),
+    "full_rank_gqa_silu": dict(model=FULL_RANK, tied=0, mlp_silu=1, d=16, f=20, r=0, L=2, h=4, hk=2, V=40, s=9, b=2, seed=13),
 }
 THETA, EPS = 10000.0, 1e-6
 
@@ -38,6 +40,9 @@ def weights(c, rng):
         w[f"layers.{i}.norm1"] = 1 + 0.3 * rng.normal(size=(1, d))
         w[f"layers.{i}.norm2"] = 1 + 0.3 * rng.normal(size=(1, d))
         for name, (n_in, n_out) in shapes.items():
+            if c["model"] == FULL_RANK:
+                w[f"layers.{i}.{name}.W"] = rng.normal(0, 1.6 * (n_in + n_out) ** -0.5, (n_out, n_in))
+                continue
             std = 1.6 * (r * (n_in + n_out)) ** -0.25
             w[f"layers.{i}.{name}.A"] = rng.normal(0, std, (r, n_in))
             w[f"layers.{i}.{name}.B"] = rng.normal(0, std, (n_out, r))
@@ -83,19 +88,21 @@ def attention(q, k, v, h, hk):
 
 def forward(c, w, tokens):
     """Logits [s, V] of one sequence."""
-    def pair(x, name):
+    def linear(x, name):
+        if c["model"] == FULL_RANK:
+            return x @ w[name + ".W"].T
         latent = x @ w[name + ".A"].T
-        return (latent if c["svd"] else silu(latent)) @ w[name + ".B"].T
+        return (latent if c["model"] == SVD else silu(latent)) @ w[name + ".B"].T
 
     x = w["embedding"][tokens]
     for i in range(c["L"]):
         at = f"layers.{i}."
         n = rms_norm(x, w[at + "norm1"])
-        q, k, v = pair(n, at + "q"), pair(n, at + "k"), pair(n, at + "v")
-        x = x + pair(attention(q, k, v, c["h"], c["hk"]), at + "o")
+        q, k, v = linear(n, at + "q"), linear(n, at + "k"), linear(n, at + "v")
+        x = x + linear(attention(q, k, v, c["h"], c["hk"]), at + "o")
         n = rms_norm(x, w[at + "norm2"])
-        gate, up = pair(n, at + "gate"), pair(n, at + "up")
-        x = x + pair((silu(gate) if c["mlp_silu"] else gate) * up, at + "down")
+        gate, up = linear(n, at + "gate"), linear(n, at + "up")
+        x = x + linear((silu(gate) if c["mlp_silu"] else gate) * up, at + "down")
     return rms_norm(x, w["norm"]) @ w["embedding" if c["tied"] else "head"].T
 
 
@@ -117,7 +124,7 @@ def write(path, c):
     logits = np.stack([forward(c, w, row) for row in inputs])
     with open(path, "wb") as out:
         out.write(b"BGOLD001" + struct.pack("<q", c["seed"]))
-        keys = ["svd", "tied", "mlp_silu", "d", "f", "r", "L", "h", "hk", "V", "s", "b"]
+        keys = ["model", "tied", "mlp_silu", "d", "f", "r", "L", "h", "hk", "V", "s", "b"]
         out.write(struct.pack("<12i2di", *(c[k] for k in keys), THETA, EPS, len(w)))
         for name, values in w.items():
             out.write(struct.pack("<i", len(name)) + name.encode() + struct.pack("<2q", *values.shape))

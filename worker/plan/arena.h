@@ -1,6 +1,7 @@
 /* The arena of a rank: every buffer that a step touches, with its offset. plan_memory()
  * sums this layout up and the engine takes its addresses from it, so that the two cannot
- * differ. Shapes: [D] of worker/README.md; w = d/t, wk = hk*e/t, fw = f/t. */
+ * differ. Widths are those of struct plan_widths: x of the residual stream, q, kv and mlp of what q, k and
+ * gate give to this rank (out[]), l of a latent, c l of a site with c branches. */
 #ifndef BOOST_WORKER_PLAN_ARENA_H
 #define BOOST_WORKER_PLAN_ARENA_H
 
@@ -13,61 +14,60 @@ enum plan_buffer {
     BUF_GRADS,
     BUF_MOMENT1,
     BUF_MOMENT2,
-    /* saved for the backward, one a layer (BUF_LAYER_FIRST to BUF_LAYER_LAST) */
-    BUF_X1,    /* [T, w] residual at norm1 */
-    BUF_N1,    /* [T, w] x * gain */
-    BUF_H_QKV, /* [T, 3r] latent, then [T] stat S: see plan_statistic_offset() */
-    BUF_R1,    /* [T] stat */
-    BUF_Z_QKV, /* [T, 3r] activated latent; absent for SVD, where z is the latent itself */
-    BUF_QKV,   /* [T, w], [T, wk], [T, wk] after rotary positions */
-    BUF_CTX,   /* [T, w] */
-    BUF_LSE,   /* [b, h/t, s] stat */
-    BUF_H_O,   /* [T, r] */
-    BUF_Z_O,
-    BUF_X2, /* [T, w] residual at norm2 */
+    /* of a block, for its backward: one a layer where recompute keeps it (memory.c), else one in all */
+    BUF_X1, /* [T, x] residual at norm1 */
+    BUF_X2, /* [T, x] residual at norm2 */
+    BUF_N1, /* [T, x] norm1's output; ONLINE: x * gain */
     BUF_N2,
-    BUF_H_GU, /* [T, 2r], [T] S */
+    BUF_R1, /* [T] stat S, then R of a plain norm; ONLINE: behind the latent, see plan_statistic_offset() */
     BUF_R2,
+    BUF_H_QKV, /* [T, 3l] latent, then [T] stat S and R; next to each other: BUF_H_QKV + enum plan_site */
+    BUF_H_O,   /* [T, l] */
+    BUF_H_GU,  /* [T, 2l], [T] S and R */
+    BUF_H_DOWN,
+    BUF_Z_QKV, /* activated latents; absent where z is the latent itself */
+    BUF_Z_O,
     BUF_Z_GU,
-    BUF_GU,   /* [2, T, fw] gate, up */
-    BUF_PROD, /* [T, fw] */
-    BUF_H_D,  /* [T, r] */
-    BUF_Z_D,
+    BUF_Z_DOWN,
+    BUF_QKV,      /* [T, q], [T, kv], [T, kv] after rotary positions */
+    BUF_CTX,      /* [T, q] */
+    BUF_CTX_FULL, /* [T, d] of all heads; absent where o takes this rank's heads */
+    BUF_LSE,      /* [b, heads, s] stat */
+    BUF_GU,       /* [2, T, mlp] gate, up */
+    BUF_PROD,     /* [T, mlp] */
     /* scratch of a block */
-    BUF_Y,       /* [T, w] what a block adds to the residual */
-    BUF_DX,      /* [T, w] gradient of the residual */
-    BUF_DN,      /* [T, w] gradient of a norm's output */
-    BUF_DINNER,  /* [T, max(w, fw)] gradient of ctx, of the product */
-    BUF_DOUTER,  /* [T, max(w + 2wk, 2fw)] gradients of q, k, v; of gate, up */
-    BUF_DLATENT, /* [T, 3r] */
-    BUF_K,       /* [T] stat */
+    BUF_Y,        /* [T, x] what a block adds to the residual */
+    BUF_DX,       /* [T, x] gradient of the residual */
+    BUF_DN,       /* [T, x] gradient of a norm's output */
+    BUF_DINNER,   /* [T, max(q, mlp)] gradient of ctx, of the product */
+    BUF_DOUTER,   /* [T, max(q + 2kv, 2mlp)] gradients of q, k, v; of gate, up */
+    BUF_DLATENT,  /* [T, 3l] */
+    BUF_K,        /* [T] stat */
+    BUF_EXCHANGE, /* [t, T, d/t] hidden shards on their way; absent where none travel */
     BUF_ATTENTION,
     BUF_BLOCK,   /* struct step_block, PLAN_BLOCK_BYTES */
     BUF_EVAL,    /* loss sum and tokens of an evaluation, fp64 */
     BUF_INPUTS,  /* [T] i32 */
     BUF_TARGETS, /* [T] i32 */
     /* edges */
-    BUF_XF,     /* [T, w] residual at the last norm */
-    BUF_SF,     /* [T] stat */
-    BUF_RF,     /* [T] stat */
-    BUF_NF,     /* [T, w] its output */
-    BUF_GATHER, /* [t, T, w]; absent at t = 1 */
-    BUF_NFULL,  /* [T, d]; absent at t = 1, where NF is it */
+    BUF_XF,     /* [T, x] residual at the last norm */
+    BUF_RF,     /* [T] stat S, then R */
+    BUF_NF,     /* [T, x] its output */
+    BUF_NFULL,  /* [T, d]; absent where NF is it */
     BUF_LOGITS, /* [T, V_pad/t] */
     BUF_MAX,    /* [T] stat */
     BUF_SUMS,   /* [T, 3] stat */
     BUF_C,      /* [T] stat */
     BUF_COUNT,
-    BUF_LAYER_FIRST = BUF_X1,
-    BUF_LAYER_LAST = BUF_Z_D,
 };
 enum { PLAN_ALIGN = 256, PLAN_BLOCK_BYTES = 256 };
 
 struct plan_place {
     enum plan_memory_category category;
     int64_t bytes;  /* of one; 0 = absent */
+    int64_t copies; /* layers, or 1 */
     int64_t offset; /* of the first, a multiple of PLAN_ALIGN */
-    int64_t stride; /* from layer to layer */
+    int64_t stride; /* from layer to layer; 0 when all layers share one */
 };
 struct plan_arena {
     struct plan_place at[BUF_COUNT];

@@ -21,7 +21,7 @@ const struct built_rule built_rules[] = {
     {"spec_version", BUILT_ANY, 0, NULL},
     {"name", BUILT_ANY, 0, NULL},
 
-    {"model.factorization", BUILT_VALUES, F(SVD) | F(COLA), "dense models and latent crossing"},
+    {"model.factorization", BUILT_VALUES, F(FULL_RANK) | F(SVD) | F(COLA), lax},
     {"model.hidden", BUILT_ANY, 0, NULL},
     {"model.layers", BUILT_ANY, 0, NULL},
     {"model.heads", BUILT_ANY, 0, NULL},
@@ -36,7 +36,8 @@ const struct built_rule built_rules[] = {
     {"model.lax_base", BUILT_ABSENT, 0, lax},
     {"model.lax_gate", BUILT_ABSENT, 0, lax},
 
-    {"parallel.strategy", BUILT_ONLY, BOOST__STRATEGY__VALUE__BTP, "the FULL and VANILLA strategies"},
+    {"parallel.strategy", BUILT_VALUES, BIT(BOOST__STRATEGY__VALUE__FULL) | BIT(BOOST__STRATEGY__VALUE__BTP),
+     "the VANILLA strategy"},
     {"parallel.tp", BUILT_ANY, 0, NULL},
     {"parallel.pp", BUILT_ONLY, 1, "pipeline parallelism"},
     {"parallel.dp", BUILT_ONLY, 1, "data parallelism"},

@@ -1,4 +1,4 @@
-/* Collectives of a step in closed form: training.md 7.1, derivations in worker/plan/README.md. */
+/* Collectives of a step in closed form; the derivations are in worker/plan/README.md. */
 #include <string.h>
 
 #include "worker/plan/plan.h"
@@ -9,36 +9,92 @@ static void add(struct plan_comm *c, int64_t times, int64_t calls, int64_t eleme
     c->elements += times * elements;
 }
 
-/* The forward of one micro-batch, `times` times, counted for pass `pass`. */
-static void forward(const struct plan *p, int pass, int64_t times, struct plan_comm_counts *out)
+/* What one micro-batch adds: `times` of it, counted for pass `pass`. */
+struct tally {
+    const struct plan *p;
+    struct plan_comm_counts *out;
+    int pass;
+    int64_t times;
+};
+
+static void call(const struct tally *y, int kind, int64_t times, int64_t calls, int64_t elements)
 {
-    int64_t T = p->T, d = p->d, r = p->r;
-    /* Latents 3r, r, 2r, r; online norm sends its statistic along twice. */
-    add(&out->tp[PLAN_ALL_REDUCE][pass], times * p->L, 4, 7 * T * r + 2 * T);
-    /* Last norm's statistic, maximum of the logits, three sums of cross-entropy. */
-    add(&out->tp[PLAN_ALL_REDUCE][pass], times, 3, T + T + 3 * T);
-    add(&out->tp[PLAN_ALL_GATHER][pass], times, 1, T * d);
-    if (p->tied)
-        add(&out->tp[PLAN_REDUCE_SCATTER][pass], times, 1, T * d);
+    add(&y->out->tp[kind][y->pass], y->times * times, calls, elements);
 }
 
-static void backward(const struct plan *p, int64_t times, struct plan_comm_counts *out)
+/* Cross-entropy: maximum of the logits, then three sums. */
+static void loss(const struct tally *y)
 {
-    int64_t T = p->T, d = p->d, r = p->r;
-    add(&out->tp[PLAN_ALL_REDUCE][PLAN_BACKWARD], times * p->L, 4, 7 * T * r);
-    add(&out->tp[PLAN_REDUCE_SCATTER][PLAN_BACKWARD], times, 1, T * d);
-    if (p->tied)
-        add(&out->tp[PLAN_ALL_GATHER][PLAN_BACKWARD], times, 1, T * d);
+    call(y, PLAN_ALL_REDUCE, 1, 2, y->p->T + 3 * y->p->T);
 }
+
+/* ---- BTP ---- */
+
+static void btp_forward(const struct tally *y)
+{
+    const struct plan *p = y->p;
+    int64_t T = p->T, d = p->d, r = p->r, L = p->L;
+    /* Latents 3r, r, 2r, r; the online norm sends its statistic along twice. */
+    call(y, PLAN_ALL_REDUCE, L, 4, 7 * T * r + 2 * T);
+    /* Last norm's statistic. */
+    call(y, PLAN_ALL_REDUCE, 1, 1, T);
+    call(y, PLAN_ALL_GATHER, 1, 1, T * d);
+    if (p->tied)
+        call(y, PLAN_REDUCE_SCATTER, 1, 1, T * d);
+    loss(y);
+}
+
+static void btp_backward(const struct tally *y)
+{
+    const struct plan *p = y->p;
+    int64_t T = p->T, d = p->d, r = p->r, L = p->L;
+    call(y, PLAN_ALL_REDUCE, L, 4, 7 * T * r);
+    call(y, PLAN_REDUCE_SCATTER, 1, 1, T * d);
+    if (p->tied)
+        call(y, PLAN_ALL_GATHER, 1, 1, T * d);
+}
+
+/* ---- FULL ---- */
+
+/* The embedding's output; the gradient of the head's input. */
+static void replicated_edge(const struct tally *y)
+{
+    call(y, PLAN_ALL_REDUCE, 1, 1, y->p->T * y->p->d);
+}
+
+static void full_forward(const struct tally *y)
+{
+    call(y, PLAN_ALL_REDUCE, y->p->L, 2, 2 * y->p->T * y->p->d); /* behind o and down */
+    replicated_edge(y);
+    loss(y);
+}
+
+static void full_backward(const struct tally *y)
+{
+    call(y, PLAN_ALL_REDUCE, y->p->L, 2, 2 * y->p->T * y->p->d); /* in front of q, k, v and of gate, up */
+    replicated_edge(y);
+}
+
+/* ---- all ---- */
+
+struct counted {
+    void (*forward)(const struct tally *y);
+    void (*backward)(const struct tally *y);
+};
+static const struct counted strategies[] = {
+    [BOOST__STRATEGY__VALUE__FULL] = {full_forward, full_backward},
+    [BOOST__STRATEGY__VALUE__BTP] = {btp_forward, btp_backward},
+};
 
 void plan_comm_counts(const struct plan *p, struct plan_comm_counts *out)
 {
     enum { AGREEMENT = 8 };
     memset(out, 0, sizeof *out);
     if (p->tp > 1) {
-        forward(p, PLAN_FORWARD, p->accumulation, out);
-        forward(p, PLAN_EVAL, 1, out);
-        backward(p, p->accumulation, out);
+        const struct counted *s = &strategies[p->strategy];
+        s->forward(&(struct tally){p, out, PLAN_FORWARD, p->accumulation});
+        s->backward(&(struct tally){p, out, PLAN_BACKWARD, p->accumulation});
+        s->forward(&(struct tally){p, out, PLAN_EVAL, 1});
     }
     if (p->world > 1)
         add(&out->world[PLAN_ALL_REDUCE][PLAN_STEP], 1, 1, AGREEMENT);

@@ -2,6 +2,7 @@
  * Rules of every strategy, built or not, so that a message about a job's shape does
  * not depend on what this version happens to run. */
 #include "worker/plan/internal.h"
+#include "worker/plan/plan.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -72,14 +73,18 @@ static void check_tp(struct faults *f, const Boost__JobSpec *spec)
 {
     const Boost__Model *m = spec_model(spec);
     int64_t t = spec_parallel(spec)->tp;
-    bool vanilla = spec_strategy(spec) == BOOST__STRATEGY__VALUE__VANILLA;
+    const struct plan_cut *cut = plan_cut_of(spec_strategy(spec), spec_parallel(spec)->vanilla_attention ==
+                                                                      BOOST__VANILLA_ATTENTION__VALUE__PUBLISHED);
     const struct {
         const char *name;
         int64_t value;
         bool applies;
     } widths[] = {
-        {"heads", m->heads, true},   {"kv_heads", spec_kv_heads(m), true}, {"intermediate", m->intermediate, true},
-        {"hidden", m->hidden, true}, {"rank", m->rank, vanilla}, /* the latent is sharded there */
+        {"heads", m->heads, cut->heads},
+        {"kv_heads", spec_kv_heads(m), cut->heads},
+        {"intermediate", m->intermediate, cut->mlp},
+        {"hidden", m->hidden, cut->hidden},
+        {"rank", m->rank, cut->latent},
     };
     enum { WIDTHS = sizeof widths / sizeof widths[0] };
     int64_t all = 0;

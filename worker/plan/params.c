@@ -15,7 +15,7 @@ struct entry {
     bool first_of_group; /* starts on an aligned offset; the rest of a group follows without a gap */
 };
 /* clang-format off */
-static const struct entry layer_entries[] = {
+static const struct entry low_rank_entries[] = {
     {ROLE_GAIN, PROJ_Q, "norm1", true},
     {ROLE_DOWN, PROJ_Q, "q.A", true},
     {ROLE_DOWN, PROJ_K, "k.A", false},
@@ -33,27 +33,40 @@ static const struct entry layer_entries[] = {
     {ROLE_DOWN, PROJ_DOWN, "down.A", true},
     {ROLE_UP, PROJ_DOWN, "down.B", true},
 };
+static const struct entry full_rank_entries[] = {
+    {ROLE_GAIN, PROJ_Q, "norm1", true},
+    {ROLE_DENSE, PROJ_Q, "q.W", true},
+    {ROLE_DENSE, PROJ_K, "k.W", false},
+    {ROLE_DENSE, PROJ_V, "v.W", false},
+    {ROLE_DENSE, PROJ_O, "o.W", true},
+    {ROLE_GAIN, PROJ_GATE, "norm2", true},
+    {ROLE_DENSE, PROJ_GATE, "gate.W", true},
+    {ROLE_DENSE, PROJ_UP, "up.W", false},
+    {ROLE_DENSE, PROJ_DOWN, "down.W", true},
+};
 /* clang-format on */
-enum { PER_LAYER = sizeof layer_entries / sizeof layer_entries[0], ELEMENT_ALIGN = 128 };
+enum {
+    LOW_RANK_ENTRIES = sizeof low_rank_entries / sizeof low_rank_entries[0],
+    FULL_RANK_ENTRIES = sizeof full_rank_entries / sizeof full_rank_entries[0],
+    ELEMENT_ALIGN = 128
+};
 
-/* Width of the dense layer that a pair stands for. */
-static int64_t in_width(const struct plan *p, int projection)
+/* Of embedding, head and dense layers. */
+static const double plain_std = 0.02;
+
+static bool full_rank(const struct plan *p)
 {
-    return projection == PROJ_DOWN ? p->f : p->d;
+    return p->factorization == BOOST__FACTORIZATION__VALUE__FULL_RANK;
 }
 
-static int64_t out_width(const struct plan *p, int projection)
+static int64_t layer_entries(const struct plan *p)
 {
-    switch (projection) {
-    case PROJ_K:
-    case PROJ_V:
-        return p->hk * p->e;
-    case PROJ_GATE:
-    case PROJ_UP:
-        return p->f;
-    default:
-        return p->d;
-    }
+    return full_rank(p) ? FULL_RANK_ENTRIES : LOW_RANK_ENTRIES;
+}
+
+static struct entry entry_at(const struct plan *p, int64_t i)
+{
+    return full_rank(p) ? full_rank_entries[i] : low_rank_entries[i];
 }
 
 /* The part of [0, valid) in block `rank` of `parts` equal blocks of `padded`. */
@@ -64,102 +77,133 @@ static void vocabulary_rows(const struct plan *p, int tp_rank, struct plan_tenso
     t->nrows = p->V - t->row0 < block ? p->V - t->row0 : block;
 }
 
+/* An embedding cut like the residual stream needs no call; one that is the head too, or that feeds a stream
+ * which is whole on every rank, is cut along the vocabulary. */
+bool plan_embedding_by_hidden(const struct plan *p)
+{
+    return plan_cut(p)->hidden && !p->tied;
+}
+
 /* Elements that the tensor takes in a parameter-shaped buffer: as its slice, but a vocabulary
  * shard always with its padding rows, so that the head is one GEMM of one width everywhere. */
 static int64_t stored_elements(const struct plan *p, const struct plan_tensor *t)
 {
-    bool by_vocabulary = t->role == ROLE_HEAD || (t->role == ROLE_EMBEDDING && p->tied);
+    bool by_vocabulary = t->role == ROLE_HEAD || (t->role == ROLE_EMBEDDING && !plan_embedding_by_hidden(p));
     return (by_vocabulary ? p->V_pad / p->tp : t->nrows) * t->ncols;
+}
+
+/* A tensor [rows, cols] of which this rank holds [nrows, ncols]: block number tp_rank where they differ. */
+static void slice(struct plan_tensor *t, int tp_rank, int64_t rows, int64_t cols, int64_t nrows, int64_t ncols)
+{
+    t->rows = rows;
+    t->cols = cols;
+    t->nrows = nrows;
+    t->ncols = ncols;
+    t->row0 = nrows < rows ? nrows * tp_rank : 0;
+    t->col0 = ncols < cols ? ncols * tp_rank : 0;
 }
 
 static void embedding_at(const struct plan *p, int tp_rank, struct plan_tensor *t)
 {
     snprintf(t->name, sizeof t->name, "embedding");
     t->role = ROLE_EMBEDDING;
-    t->rows = p->V;
-    t->cols = p->d;
-    t->ncols = p->d;
-    if (p->tied) {
-        vocabulary_rows(p, tp_rank, t);
+    if (plan_embedding_by_hidden(p)) {
+        slice(t, tp_rank, p->V, p->d, p->V, p->d / p->tp);
     } else {
-        t->nrows = p->V;
-        t->ncols = p->d / p->tp;
-        t->col0 = t->ncols * tp_rank;
+        slice(t, tp_rank, p->V, p->d, p->V, p->d);
+        vocabulary_rows(p, tp_rank, t);
     }
+}
+
+static void head_at(const struct plan *p, int tp_rank, struct plan_tensor *t)
+{
+    snprintf(t->name, sizeof t->name, "head");
+    t->role = ROLE_HEAD;
+    slice(t, tp_rank, p->V, p->d, p->V, p->d);
+    vocabulary_rows(p, tp_rank, t);
 }
 
 static void gain_at(const struct plan *p, int tp_rank, struct plan_tensor *t)
 {
+    struct plan_widths w;
+    plan_widths(p, &w);
     t->role = ROLE_GAIN;
-    t->rows = t->nrows = 1;
-    t->cols = p->d;
-    t->ncols = p->d / p->tp;
-    t->col0 = t->ncols * tp_rank;
+    slice(t, tp_rank, 1, p->d, 1, w.x);
 }
 
-static void factor_at(const struct plan *p, int tp_rank, const struct entry *entry, struct plan_tensor *t)
+/* A slice follows from the widths on both sides of a layer. Where the latent is cut, B gives partial sums of
+ * its whole output, whatever part of their sum the rank keeps. */
+static void projection_at(const struct plan *p, int tp_rank, const struct entry *entry, struct plan_tensor *t)
 {
-    int64_t in = in_width(p, entry->projection), out = out_width(p, entry->projection);
-    t->role = entry->role;
+    struct plan_widths w;
+    plan_widths(p, &w);
+    int64_t in = plan_in_width(p, entry->projection), out = plan_out_width(p, entry->projection);
+    int64_t local_in = w.in[plan_site_of(entry->projection)];
+    int64_t local_out = plan_cut(p)->latent ? out : w.out[entry->projection];
     /* Variance 1/(in + out) of the product's entries: r sigma^4 = 1/(in + out). */
-    t->init_std = pow((double)p->r * (double)(in + out), -0.25);
-    if (entry->role == ROLE_DOWN) {
-        t->rows = t->nrows = p->r;
-        t->cols = in;
-        t->ncols = in / p->tp;
-        t->col0 = t->ncols * tp_rank;
-    } else {
-        t->rows = out;
-        t->nrows = out / p->tp;
-        t->row0 = t->nrows * tp_rank;
-        t->cols = t->ncols = p->r;
-    }
+    double factor_std = pow((double)p->r * (double)(in + out), -0.25);
+    t->role = entry->role;
+    t->init_std = entry->role == ROLE_DENSE ? plain_std : factor_std;
+    if (entry->role == ROLE_DENSE)
+        slice(t, tp_rank, out, in, local_out, local_in);
+    else if (entry->role == ROLE_DOWN)
+        slice(t, tp_rank, p->r, in, w.latent, local_in);
+    else
+        slice(t, tp_rank, out, p->r, local_out, w.latent);
+}
+
+/* Tensors of a layer's entries stand behind the embedding, layer by layer. */
+static int64_t first_of_layer(const struct plan *p, int64_t layer)
+{
+    return 1 + layer * layer_entries(p);
+}
+
+static void layer_tensor(const struct plan *p, int tp_rank, int64_t i, struct plan_tensor *t, bool *first_of_group)
+{
+    int64_t layer = (i - 1) / layer_entries(p);
+    struct entry entry = entry_at(p, i - first_of_layer(p, layer));
+    if (entry.role == ROLE_GAIN)
+        gain_at(p, tp_rank, t);
+    else
+        projection_at(p, tp_rank, &entry, t);
+    t->layer = (int)layer;
+    t->projection = entry.projection;
+    snprintf(t->name, sizeof t->name, "layers.%lld.%s", (long long)layer, entry.name);
+    *first_of_group = entry.first_of_group;
 }
 
 /* All but the offset. */
 static void describe(const struct plan *p, int rank, int64_t i, struct plan_tensor *t, bool *first_of_group)
 {
     int tp_rank = plan_tp_rank(p, rank);
-    int64_t in_layers = p->L * PER_LAYER;
+    int64_t behind_layers = first_of_layer(p, p->L);
     memset(t, 0, sizeof *t);
     t->layer = t->projection = -1;
-    t->counted = true; /* every tensor of BTP is a slice that one rank owns */
     *first_of_group = true;
     if (i == 0) {
         embedding_at(p, tp_rank, t);
-    } else if (i <= in_layers) {
-        int64_t layer = (i - 1) / PER_LAYER;
-        const struct entry *entry = &layer_entries[(i - 1) % PER_LAYER];
-        if (entry->role == ROLE_GAIN)
-            gain_at(p, tp_rank, t);
-        else
-            factor_at(p, tp_rank, entry, t);
-        t->layer = (int)layer;
-        t->projection = entry->projection;
-        snprintf(t->name, sizeof t->name, "layers.%lld.%s", (long long)layer, entry->name);
-        *first_of_group = entry->first_of_group;
-    } else if (i == in_layers + 1) {
+    } else if (i < behind_layers) {
+        layer_tensor(p, tp_rank, i, t, first_of_group);
+    } else if (i == behind_layers) {
         gain_at(p, tp_rank, t);
         snprintf(t->name, sizeof t->name, "norm");
     } else {
-        t->role = ROLE_HEAD;
-        snprintf(t->name, sizeof t->name, "head");
-        t->rows = p->V;
-        t->cols = t->ncols = p->d;
-        vocabulary_rows(p, tp_rank, t);
+        head_at(p, tp_rank, t);
     }
     bool edge = t->role == ROLE_EMBEDDING || t->role == ROLE_HEAD;
     if (edge)
-        t->init_std = 0.02;
+        t->init_std = plain_std;
     t->decay = edge ? p->decay_embeddings : t->role != ROLE_GAIN;
+    /* A slice has one owner; of a tensor that all ranks hold whole it is the first. */
+    t->counted = tp_rank == 0 || t->nrows < t->rows || t->ncols < t->cols;
 }
 
 int64_t plan_tensor_count(const struct plan *p)
 {
-    return 1 + p->L * PER_LAYER + 1 + (p->tied ? 0 : 1);
+    return first_of_layer(p, p->L) + 1 + (p->tied ? 0 : 1);
 }
 
-/* Where tensor number i ends, counted from where number `from` (the first of a group) begins at `offset`. */
+/* Where tensor number `to` may begin, counted from where number `from` (the first of a group) begins at `offset`. */
 static int64_t advance(const struct plan *p, int64_t from, int64_t to, int64_t offset)
 {
     for (int64_t i = from; i < to; i++) {
@@ -173,23 +217,31 @@ static int64_t advance(const struct plan *p, int64_t from, int64_t to, int64_t o
     return offset;
 }
 
-/* Start of tensor i: all layers are alike, so only one of them is walked. */
-static int64_t offset_of(const struct plan *p, int64_t i)
+static int64_t layer_elements(const struct plan *p, int64_t layer)
+{
+    return round_up(advance(p, first_of_layer(p, layer), first_of_layer(p, layer + 1), 0), ELEMENT_ALIGN);
+}
+
+/* Elements in front of a layer; all layers are alike, so only one of them is walked. */
+static int64_t layer_offset(const struct plan *p, int64_t layer)
 {
     int64_t layers_at = round_up(advance(p, 0, 1, 0), ELEMENT_ALIGN);
-    int64_t layer_elements = round_up(advance(p, 1, 1 + PER_LAYER, 0), ELEMENT_ALIGN);
-    int64_t in_layers = p->L * PER_LAYER;
+    return layers_at + layer * layer_elements(p, 0);
+}
+
+/* Where tensor number i begins; for i = plan_tensor_count() where all end. */
+static int64_t offset_of(const struct plan *p, int64_t i)
+{
+    int64_t behind_layers = first_of_layer(p, p->L);
     if (i == 0)
         return 0;
-    if (i <= in_layers) {
-        int64_t within = (i - 1) % PER_LAYER;
-        int64_t at = advance(p, 1, 1 + within, 0);
-        if (layer_entries[within].first_of_group)
-            at = round_up(at, ELEMENT_ALIGN);
-        return layers_at + (i - 1) / PER_LAYER * layer_elements + at;
-    }
-    int64_t rest = layers_at + p->L * layer_elements;
-    return round_up(advance(p, in_layers + 1, i, rest), ELEMENT_ALIGN);
+    if (i >= behind_layers)
+        return round_up(advance(p, behind_layers, i, layer_offset(p, p->L)), ELEMENT_ALIGN);
+    int64_t layer = (i - 1) / layer_entries(p), first = first_of_layer(p, layer);
+    int64_t at = advance(p, first, i, 0);
+    if (entry_at(p, i - first).first_of_group)
+        at = round_up(at, ELEMENT_ALIGN);
+    return layer_offset(p, layer) + at;
 }
 
 void plan_tensor_at(const struct plan *p, int rank, int64_t i, struct plan_tensor *out)
@@ -205,10 +257,20 @@ int64_t plan_parameter_elements(const struct plan *p)
     return offset_of(p, plan_tensor_count(p));
 }
 
+static int64_t whole_elements(const struct plan *p, int64_t from, int64_t to)
+{
+    int64_t sum = 0;
+    for (int64_t i = from; i < to; i++) {
+        struct plan_tensor t;
+        bool first;
+        describe(p, 0, i, &t, &first);
+        sum += t.rows * t.cols;
+    }
+    return sum;
+}
+
 int64_t plan_parameters(const struct plan *p)
 {
-    int64_t per_layer = 2 * p->d;
-    for (int j = 0; j < PROJ_COUNT; j++)
-        per_layer += (in_width(p, j) + out_width(p, j)) * p->r;
-    return (p->tied ? 1 : 2) * p->V * p->d + p->L * per_layer + p->d;
+    return whole_elements(p, 0, 1) + p->L * whole_elements(p, first_of_layer(p, 0), first_of_layer(p, 1)) +
+           whole_elements(p, first_of_layer(p, p->L), plan_tensor_count(p));
 }

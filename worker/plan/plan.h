@@ -40,7 +40,12 @@ struct plan {
     bool tied;
     bool mlp_silu;    /* SiLU on the gate branch */
     bool latent_silu; /* activation on the latent: COLA yes, SVD no */
+    bool lax;         /* latents cross from block to block */
+    Boost__LaxGate__Value lax_gate;
     bool grouped;
+    bool norm_online; /* the norm's factor is applied behind the latent; else in front, as a plain norm */
+    bool published;   /* VANILLA: attention on all heads on every rank */
+    Boost__Recompute__Value recompute;
     int tp, pp, dp, world;
     int64_t micro_batch, global_batch, accumulation; /* accumulation = global / (micro * dp) */
     int64_t T;
@@ -52,15 +57,50 @@ struct plan {
 MUST_USE int plan_make(const Boost__JobSpec *resolved, struct plan *out, struct error *err);
 int plan_tp_rank(const struct plan *p, int rank);
 
+/* ---- how a strategy cuts a block -------------------------------------------- */
+
+/* Which widths are cut in t; the rest is whole on every rank. All else that a strategy means for
+ * slices, buffers and divisibility follows from this. */
+struct plan_cut {
+    bool hidden; /* the residual stream and the norms' gains */
+    bool heads;  /* q, k, v and the attention */
+    bool mlp;    /* gate, up and their product */
+    bool latent; /* the r-wide latents */
+};
+const struct plan_cut *plan_cut_of(Boost__Strategy__Value strategy, bool published);
+const struct plan_cut *plan_cut(const struct plan *p);
+
+enum plan_projection { PROJ_Q, PROJ_K, PROJ_V, PROJ_O, PROJ_GATE, PROJ_UP, PROJ_DOWN, PROJ_COUNT };
+/* The four places of a block where linear layers stand; the branches of a site share their input. */
+enum plan_site { SITE_QKV, SITE_O, SITE_GU, SITE_DOWN, SITE_COUNT };
+struct plan_branches {
+    enum plan_projection first;
+    int count;
+};
+struct plan_branches plan_branches(enum plan_site site);
+enum plan_site plan_site_of(enum plan_projection projection);
+
+/* Widths on one rank (any rank: equal). */
+struct plan_widths {
+    int64_t x;               /* residual stream */
+    int64_t heads, kv_heads; /* of the attention on this rank */
+    int64_t in[SITE_COUNT];  /* input of a site's layers */
+    int64_t out[PROJ_COUNT]; /* what a projection gives to what follows */
+    int64_t latent;          /* of one branch; 0 for FULL_RANK */
+};
+void plan_widths(const struct plan *p, struct plan_widths *out);
+/* The dense layer that a projection stands for, uncut: [out, in]. */
+int64_t plan_in_width(const struct plan *p, enum plan_projection projection);
+int64_t plan_out_width(const struct plan *p, enum plan_projection projection);
+
 /* ---- parameters ------------------------------------------------------------ */
 
 enum { PLAN_NAME_MAX = 64 };
-enum plan_role { ROLE_EMBEDDING, ROLE_HEAD, ROLE_GAIN, ROLE_DOWN /* A */, ROLE_UP /* B */ };
-enum plan_projection { PROJ_Q, PROJ_K, PROJ_V, PROJ_O, PROJ_GATE, PROJ_UP, PROJ_DOWN, PROJ_COUNT };
+enum plan_role { ROLE_EMBEDDING, ROLE_HEAD, ROLE_GAIN, ROLE_DENSE /* W */, ROLE_DOWN /* A */, ROLE_UP /* B */ };
 
 /* One parameter tensor: its global shape and this rank's slice. Names do not depend on the
- * layout: "embedding", "layers.3.norm1", "layers.3.q.A" [r, d], "layers.3.q.B" [out, r],
- * "layers.3.norm2", "layers.3.gate.A" ..., "norm", "head". */
+ * layout: "embedding", "layers.3.norm1", "layers.3.q.A" [r, d], "layers.3.q.B" [out, r] (FULL_RANK:
+ * "layers.3.q.W" [out, d]), "layers.3.norm2", "layers.3.gate.A" ..., "norm", "head". */
 struct plan_tensor {
     char name[PLAN_NAME_MAX];
     enum plan_role role;
@@ -73,10 +113,13 @@ struct plan_tensor {
     bool decay;                       /* weight decay applies */
     bool counted;                     /* this rank counts it in the global norm and writes it in checkpoints */
 };
+/* Whether the embedding is cut along hidden; else along the vocabulary, as the head. */
+bool plan_embedding_by_hidden(const struct plan *p);
 int64_t plan_tensor_count(const struct plan *p);
 /* i in canonical order: embedding; per layer norm1 q.A k.A v.A q.B k.B v.B o.A o.B norm2 gate.A up.A
- * gate.B up.B down.A down.B; norm; head (absent when tied). Branches of a group are neighbours, so
- * that slices laid out in this order make [3r, d/t] and [2r, d/t] blocks. */
+ * gate.B up.B down.A down.B (FULL_RANK: norm1 q.W k.W v.W o.W norm2 gate.W up.W down.W); norm; head (absent
+ * when tied). Branches of a group are neighbours, so that slices laid out in this order make
+ * [3r, d/t] and [2r, d/t] blocks. */
 void plan_tensor_at(const struct plan *p, int rank, int64_t i, struct plan_tensor *out);
 /* Elements of a parameter-shaped buffer of one rank (any rank: equal), vocabulary padding included. */
 int64_t plan_parameter_elements(const struct plan *p);
@@ -90,7 +133,7 @@ struct plan_comm {
     int64_t elements;
 };
 /* [kind][pass] of a training step of one rank with `accumulation` micro-batches, and of one evaluation
- * micro-batch (PASS_EVAL), in the tp group; `world` gives the agreement. Formulas: training.md 7.1,
+ * micro-batch (PASS_EVAL), in the tp group; `world` gives the agreement. Formulas:
  * worker/plan/README.md. Indices are enum comm_kind, comm_pass of worker/comm/comm.h by number
  * (this library includes nothing above it; worker/step.c asserts that they agree). */
 enum { PLAN_ALL_REDUCE, PLAN_REDUCE_SCATTER, PLAN_ALL_GATHER, PLAN_KINDS };

@@ -20,17 +20,21 @@ enum { RESOLVE_ARENA = 8 * LIMIT_JOB_FILE, MICRO_BATCH_UNKNOWN_MEMORY = 8 };
 static void resolve_fields(Boost__JobSpec *s)
 {
     Boost__Model *m = s->model;
+    bool full_rank = m->factorization == BOOST__FACTORIZATION__VALUE__FULL_RANK;
     if (!m->has_kv_heads)
         SET(m, kv_heads, m->heads);
     RESOLVE(m, mlp_activation, BOOST__SWITCH__VALUE__AUTO,
-            m->factorization == BOOST__FACTORIZATION__VALUE__SVD ? BOOST__SWITCH__VALUE__ON
-                                                                 : BOOST__SWITCH__VALUE__OFF);
+            full_rank || m->factorization == BOOST__FACTORIZATION__VALUE__SVD ? BOOST__SWITCH__VALUE__ON
+                                                                              : BOOST__SWITCH__VALUE__OFF);
 
     Boost__Parallel *par = s->parallel;
     if (!par->has_strategy)
         SET(par, strategy, spec_strategy(s));
-    RESOLVE(par, norm, BOOST__NORM__VALUE__AUTO, BOOST__NORM__VALUE__ONLINE);
-    RESOLVE(par, grouped, BOOST__SWITCH__VALUE__AUTO, BOOST__SWITCH__VALUE__ON);
+    /* Where there is no choice, AUTO stands. */
+    if (par->strategy == BOOST__STRATEGY__VALUE__BTP)
+        RESOLVE(par, norm, BOOST__NORM__VALUE__AUTO, BOOST__NORM__VALUE__ONLINE);
+    if (!full_rank)
+        RESOLVE(par, grouped, BOOST__SWITCH__VALUE__AUTO, BOOST__SWITCH__VALUE__ON);
     RESOLVE(par, recompute, BOOST__RECOMPUTE__VALUE__AUTO, BOOST__RECOMPUTE__VALUE__NONE);
     RESOLVE(par, overlap, BOOST__SWITCH__VALUE__AUTO, BOOST__SWITCH__VALUE__OFF);
     RESOLVE(par, attention, BOOST__ATTENTION__VALUE__AUTO, BOOST__ATTENTION__VALUE__OWN);
@@ -149,7 +153,7 @@ int plan_make(const Boost__JobSpec *resolved, struct plan *out, struct error *er
     const Boost__Optimizer *opt = resolved->optimizer;
     const Boost__Run *run = resolved->run;
     if (!m || !par || !data || !opt || !run || !m->has_kv_heads || !par->has_strategy || !par->has_micro_batch ||
-        m->mlp_activation == BOOST__SWITCH__VALUE__AUTO || par->grouped == BOOST__SWITCH__VALUE__AUTO ||
+        m->mlp_activation == BOOST__SWITCH__VALUE__AUTO || par->recompute == BOOST__RECOMPUTE__VALUE__AUTO ||
         run->precision == BOOST__PRECISION__VALUE__AUTO)
         return error_set(err, ERR_INTERNAL, "the job was not resolved before it was planned");
     *out = (struct plan){
@@ -169,7 +173,9 @@ int plan_make(const Boost__JobSpec *resolved, struct plan *out, struct error *er
         .tied = m->tie_embeddings,
         .mlp_silu = m->mlp_activation == BOOST__SWITCH__VALUE__ON,
         .latent_silu = m->factorization == BOOST__FACTORIZATION__VALUE__COLA,
-        .grouped = par->grouped == BOOST__SWITCH__VALUE__ON,
+        .grouped = par->grouped != BOOST__SWITCH__VALUE__OFF,
+        .norm_online = par->norm == BOOST__NORM__VALUE__ONLINE,
+        .recompute = par->recompute,
         .tp = par->tp,
         .pp = par->pp,
         .dp = par->dp,

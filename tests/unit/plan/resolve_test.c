@@ -65,6 +65,27 @@ static void fills_everything(void **state)
     job_close(&j);
 }
 
+/* Options without a choice stay AUTO, and resolving is a fixed point there too. */
+static void dense_models_resolve(void **state)
+{
+    (void)state;
+    struct job j;
+    job_open(&j);
+    j.spec->model->factorization = BOOST__FACTORIZATION__VALUE__FULL_RANK;
+    j.spec->model->has_rank = 0;
+    Boost__JobSpec *s = resolve(&j, 0);
+    assert_int_equal(s->parallel->strategy, BOOST__STRATEGY__VALUE__FULL);
+    assert_int_equal(s->parallel->norm, BOOST__NORM__VALUE__AUTO);
+    assert_int_equal(s->parallel->grouped, BOOST__SWITCH__VALUE__AUTO);
+    assert_int_equal(s->model->mlp_activation, BOOST__SWITCH__VALUE__ON);
+    struct job again = {.spec = s};
+    Boost__JobSpec *twice = resolve(&again, 0);
+    assert_true(reflect_equal(&s->base, &twice->base));
+    boost__job_spec__free_unpacked(twice, NULL);
+    boost__job_spec__free_unpacked(s, NULL);
+    job_close(&j);
+}
+
 static int64_t bytes_at(struct job *j, int micro)
 {
     struct plan p;
@@ -156,6 +177,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fills_everything),
+        cmocka_unit_test(dense_models_resolve),
         cmocka_unit_test(memory_limits_the_micro_batch),
         cmocka_unit_test(memory_saturates),
         cmocka_unit_test(plan_needs_a_resolved_spec),

@@ -104,9 +104,10 @@ static void unbuilt_things_are_named(void **state)
            parallel->has_pp = 1;
            parallel->pp = 2);
     CHANGE(ERR_UNSUPPORTED, "parallel.dp = 2", "set parallel.dp: 1", parallel->has_dp = 1; parallel->dp = 2);
-    CHANGE(ERR_UNSUPPORTED, "model.factorization = LAX", "SVD or COLA",
+    CHANGE(ERR_UNSUPPORTED, "model.factorization = LAX", "FULL_RANK or SVD or COLA",
            model->factorization = BOOST__FACTORIZATION__VALUE__LAX);
-    CHANGE(ERR_UNSUPPORTED, "parallel.strategy = VANILLA", "set parallel.strategy: BTP", parallel->has_strategy = 1;
+    CHANGE(ERR_UNSUPPORTED, "parallel.strategy = VANILLA", "set parallel.strategy: FULL or BTP",
+           parallel->has_strategy = 1;
            parallel->strategy = BOOST__STRATEGY__VALUE__VANILLA; model->rank = 6);
     CHANGE(ERR_UNSUPPORTED, "parallel.norm = SYNC", "AUTO or ONLINE", parallel->has_norm = 1;
            parallel->norm = BOOST__NORM__VALUE__SYNC);

@@ -1,4 +1,4 @@
-/* Every collective of a step is counted, and the counts are training.md 7.1's, both from
+/* Every collective of a step is counted, and the counts are the closed forms of worker/plan/README.md, both from
  * plan_comm_counts() and written out once more here. */
 #include "tests/unit/worker/tiny.h"
 
@@ -55,7 +55,7 @@ static void equal_the_formulas(void **state)
         struct tiny c = tiny_default;
         bool tied = c.tied = i & 1;
         c.fp64 = i & 2;
-        c.svd = i & 4;
+        c.way.factorization = i & 4 ? SVD : COLA;
         c.tp = i & 4 ? 4 : 2;
         c.micro = 2, c.global = 6;
         struct plan p;
@@ -83,6 +83,34 @@ static void equal_the_formulas(void **state)
     }
 }
 
+/* FULL, written out: two all-reduces of Td a layer each way, the embedding's and the head's, and the loss. */
+static void full_equals_the_formulas(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        struct tiny c = tiny_default;
+        c.way = (struct tiny_way){"FULL", FULL_RANK, FULL};
+        c.tied = i & 1;
+        c.tp = i & 2 ? 4 : 2;
+        c.micro = 2, c.global = 6;
+        struct plan p;
+        struct comm_counters counters[4];
+        tiny_plan(&c, &p);
+        tiny_run(&p, 1, step_and_eval, &c, counters);
+        int64_t T = c.micro * c.s, d = c.d, L = c.L, micro = 3;
+        for (int rank = 0; rank < c.tp; rank++) {
+            const struct comm_counters *n = &counters[rank];
+            expect_plan(n, &p, 8);
+            expect(n, GROUP_TP, COMM_ALL_REDUCE, PASS_FORWARD, micro * (2 * L + 3),
+                   micro * (L * 2 * T * d + T * d + 4 * T), 8);
+            expect(n, GROUP_TP, COMM_ALL_REDUCE, PASS_BACKWARD, micro * (2 * L + 1), micro * (L * 2 * T * d + T * d),
+                   8);
+            expect(n, GROUP_TP, COMM_ALL_GATHER, PASS_FORWARD, 0, 0, 8);
+            expect(n, GROUP_TP, COMM_REDUCE_SCATTER, PASS_BACKWARD, 0, 0, 8);
+        }
+    }
+}
+
 /* One rank makes no call and counts none. */
 static void one_rank_is_silent(void **state)
 {
@@ -91,16 +119,20 @@ static void one_rank_is_silent(void **state)
     struct plan p;
     struct comm_counters counters, nothing = {0};
     c.tied = true;
-    tiny_plan(&c, &p);
-    tiny_run(&p, 1, step_and_eval, &c, &counters);
-    assert_memory_equal(&counters, &nothing, sizeof counters);
-    expect_plan(&counters, &p, 8);
+    for (int i = 0; i < TINY_WAYS; i++) {
+        c.way = tiny_ways[i];
+        tiny_plan(&c, &p);
+        tiny_run(&p, 1, step_and_eval, &c, &counters);
+        assert_memory_equal(&counters, &nothing, sizeof counters);
+        expect_plan(&counters, &p, 8);
+    }
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equal_the_formulas),
+        cmocka_unit_test(full_equals_the_formulas),
         cmocka_unit_test(one_rank_is_silent),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -2,21 +2,17 @@
  * fp32 against fp64, and shards against the unsharded model. */
 #include "tests/unit/worker/tiny.h"
 
-static struct tiny variant(bool svd, bool tied, int hk, bool mlp_silu)
-{
-    struct tiny c = tiny_default;
-    c.svd = svd;
-    c.tied = tied;
-    c.hk = hk;
-    c.mlp_silu = mlp_silu;
-    return c;
-}
-
-enum { VARIANTS = 8, MASK = 5 };
+/* Two models for each way: all shapes of heads, tied and not, with and without the MLP's activation. */
+enum { VARIANTS = 2 * TINY_WAYS, MASK = 5 };
 static struct tiny variant_at(int i)
 {
-    static const int heads[] = {4, 2, 1, 2, 4, 1, 2, 4};
-    return variant(i & 1, i & 2, heads[i], (i >> 2 ^ i) & 1);
+    static const int heads[] = {4, 2, 1, 2, 4, 1, 2};
+    struct tiny c = tiny_default;
+    c.way = tiny_ways[i / 2];
+    c.hk = heads[i % 7];
+    c.tied = (i ^ i >> 1) & 1;
+    c.mlp_silu = (i >> 2 ^ i) & 1;
+    return c;
 }
 
 /* All gradients of a model, by canonical tensor, unsharded. */
@@ -84,8 +80,8 @@ static void expect_close(const char *what, const struct grads *a, const struct g
         assert_true(norm > 0);
         double relative = sqrt(diff / norm);
         if (!(relative < bound))
-            fail_msg("%s (svd %d tied %d hk %d): %s differs by %.3g, bound %.3g", what, a->c.svd, a->c.tied, a->c.hk,
-                     a->tensors[i].name, relative, bound);
+            fail_msg("%s (%s, tied %d, hk %d, tp %d): %s differs by %.3g, bound %.3g", what, a->c.way.name, a->c.tied,
+                     a->c.hk, a->c.tp, a->tensors[i].name, relative, bound);
     }
 }
 

@@ -102,9 +102,10 @@ static void free_model(struct model *m)
 static void same_bits_in_every_layout(void **state)
 {
     (void)state;
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 4 * TINY_WAYS; i++) {
         struct tiny c = tiny_default;
         struct model whole, shards;
+        c.way = tiny_ways[i / 4];
         c.fp64 = i & 1;
         c.tied = i & 2;
         c.V = 150;
@@ -120,11 +121,11 @@ static void same_bits_in_every_layout(void **state)
     }
 }
 
-static void tensors_have_their_spread(void **state)
+static void check_spread(const struct tiny_way *way)
 {
-    (void)state;
     struct tiny c = tiny_default;
     struct model m;
+    c.way = *way;
     c.d = 64, c.f = 96, c.r = 16, c.V = 200;
     model_of(&c, &m);
     for (int64_t i = 0; i < m.count; i++) {
@@ -137,7 +138,7 @@ static void tensors_have_their_spread(void **state)
             assert_true(square == 1);
             continue;
         }
-        if (p->role == ROLE_EMBEDDING || p->role == ROLE_HEAD)
+        if (p->role == ROLE_EMBEDDING || p->role == ROLE_HEAD || p->role == ROLE_DENSE)
             assert_true(p->init_std == 0.02);
         else /* the product of a pair has entries of variance 1/(in + out) */
             assert_true(fabs(c.r * pow(p->init_std, 4) * (double)(p->projection >= PROJ_GATE ? c.d + c.f : c.d + c.d) -
@@ -145,6 +146,13 @@ static void tensors_have_their_spread(void **state)
         assert_true(fabs(square / pow(p->init_std, 2) - 1) < 5 * sqrt(2.0 / (double)n));
     }
     free_model(&m);
+}
+
+static void tensors_have_their_spread(void **state)
+{
+    (void)state;
+    for (int i = 0; i < TINY_WAYS; i++)
+        check_spread(&tiny_ways[i]);
 }
 
 /* At the start a token's logits are sums of d products of a unit-norm vector with head entries of standard
@@ -169,8 +177,9 @@ static int first_loss(struct engine *e, int rank, void *arg, struct error *err)
 static void first_loss_is_ln_vocab(void **state)
 {
     (void)state;
-    for (int seed = 1; seed <= 4; seed++) {
+    for (int seed = 1; seed <= 4 * TINY_WAYS; seed++) {
         struct tiny c = tiny_default;
+        c.way = tiny_ways[(seed - 1) / 4];
         struct plan p;
         double loss;
         c.seed = seed;

@@ -30,6 +30,7 @@ static void reverse_columns(struct engine *e, const struct tiny *c)
         engine_tensor(e, i, STATE_WEIGHT, &t);
         const struct plan_tensor *p = &t.tensor;
         bool by_heads = p->projection >= PROJ_Q && p->projection <= PROJ_V;
+        bool gives = p->role == ROLE_UP || p->role == ROLE_DENSE, takes = p->role == ROLE_DOWN || p->role == ROLE_DENSE;
         int64_t n = p->rows * p->cols;
         double *old = calloc((size_t)n, sizeof *old);
         for (int64_t k = 0; k < n; k++)
@@ -39,9 +40,9 @@ static void reverse_columns(struct engine *e, const struct tiny *c)
                 int64_t from_row = row, from_col = reverse(col, p->cols, 1);
                 if (p->role == ROLE_DOWN)
                     from_row = reverse(row, p->rows, 1);
-                if (p->role == ROLE_DOWN && p->projection == PROJ_O)
+                if (takes && p->projection == PROJ_O)
                     from_col = reverse(col, p->cols, head);
-                if (p->role == ROLE_UP)
+                if (gives)
                     from_row = reverse(row, p->rows, by_heads ? head : 1);
                 tiny_put(&t, row * p->cols + col, old[from_row * p->cols + from_col]);
             }
@@ -98,12 +99,13 @@ static void run_curve(const struct tiny *c, int tp, int order, struct curve *out
     tiny_run(&p, 1, train, out, NULL);
 }
 
-static struct tiny config(int i, bool fp64)
+static struct tiny config(int way, bool fp64)
 {
     struct tiny c = tiny_default;
+    c.way = tiny_ways[way];
     c.fp64 = fp64;
-    c.d = 32, c.f = 48, c.r = 8, c.h = 8, c.hk = i ? 4 : 8, c.V = 40, c.s = 16, c.micro = 2, c.global = 4;
-    c.svd = c.tied = c.mlp_silu = i;
+    c.d = 32, c.f = 48, c.r = 8, c.h = 8, c.hk = way & 1 ? 4 : 8, c.V = 40, c.s = 16, c.micro = 2, c.global = 4;
+    c.tied = c.mlp_silu = way & 1;
     c.lr = 1e-2;
     return c;
 }
@@ -116,7 +118,7 @@ static double relative(double a, double b)
 static void fp64_any_degree(void **state)
 {
     (void)state;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < TINY_WAYS; i++) {
         struct tiny c = config(i, true);
         struct curve one, many;
         run_curve(&c, 1, ORDER_GIVEN, &one);
@@ -128,7 +130,7 @@ static void fp64_any_degree(void **state)
                 loss = fmax(loss, relative(many.loss[s], one.loss[s]));
                 norm = fmax(norm, relative(many.norm[s], one.norm[s]));
             }
-            print_message("fp64 %s tp %d: loss %.1e, gradient norm %.1e\n", c.svd ? "SVD" : "COLA", tp, loss, norm);
+            print_message("fp64 %s tp %d: loss %.1e, gradient norm %.1e\n", c.way.name, tp, loss, norm);
             assert_true(loss < 1e-10);
             assert_true(norm < 1e-6);
         }
@@ -138,7 +140,7 @@ static void fp64_any_degree(void **state)
 static void fp32_any_degree(void **state)
 {
     (void)state;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < TINY_WAYS; i++) {
         struct tiny c = config(i, false);
         struct curve one, other[ORDERS], many;
         run_curve(&c, 1, ORDER_GIVEN, &one);
@@ -165,7 +167,7 @@ static void fp32_any_degree(void **state)
                     worst_ratio = fmax(worst_ratio, norm_off / norm_gap);
             }
             print_message("fp32 %s tp %d: steps 1-5 loss %.1e, 1-2 norm %.1e; later %.2f of the gap (%.1e)\n",
-                          c.svd ? "SVD" : "COLA", tp, worst_early, worst_norm, worst_ratio, gap);
+                          c.way.name, tp, worst_early, worst_norm, worst_ratio, gap);
             assert_true(worst_early < 1e-6);
             assert_true(worst_norm < 1e-6);
             assert_true(worst_ratio < 10);

@@ -18,8 +18,29 @@
 #include "worker/engine.h"
 #include "worker/init.h"
 
+/* What is computed, and how it is cut: the rows of this table are all that this version has. Each is tested for
+ * what every one of them promises. */
+enum {
+    FULL_RANK = BOOST__FACTORIZATION__VALUE__FULL_RANK,
+    SVD = BOOST__FACTORIZATION__VALUE__SVD,
+    COLA = BOOST__FACTORIZATION__VALUE__COLA,
+    FULL = BOOST__STRATEGY__VALUE__FULL,
+    BTP = BOOST__STRATEGY__VALUE__BTP,
+};
+struct tiny_way {
+    const char *name;
+    int factorization, strategy;
+};
+static const struct tiny_way tiny_ways[] = {
+    {"FULL_RANK FULL", FULL_RANK, FULL},
+    {"SVD BTP", SVD, BTP},
+    {"COLA BTP", COLA, BTP},
+};
+enum { TINY_WAYS = sizeof tiny_ways / sizeof tiny_ways[0] };
+
 struct tiny {
-    bool svd, tied, mlp_silu, fp64;
+    struct tiny_way way;
+    bool tied, mlp_silu, fp64;
     int d, f, r, L, h, hk, V, s;
     int micro, global, tp;
     double lr, clip, decay;
@@ -27,6 +48,7 @@ struct tiny {
 };
 
 static const struct tiny tiny_default = {
+    .way = {"COLA BTP", COLA, BTP},
     .fp64 = true,
     .d = 8,
     .f = 12,
@@ -59,16 +81,18 @@ static inline void tiny_plan(const struct tiny *c, struct plan *out)
     Boost__JobSpec spec = BOOST__JOB_SPEC__INIT;
 #define PUT(m, field, v) ((m).has_##field = 1, (m).field = (v))
     file.path = (char *)"/none";
-    PUT(model, factorization, c->svd ? BOOST__FACTORIZATION__VALUE__SVD : BOOST__FACTORIZATION__VALUE__COLA);
+    PUT(model, factorization, (Boost__Factorization__Value)c->way.factorization);
     PUT(model, hidden, c->d);
     PUT(model, layers, c->L);
     PUT(model, heads, c->h);
     PUT(model, kv_heads, c->hk);
     PUT(model, intermediate, c->f);
-    PUT(model, rank, c->r);
+    if (c->way.factorization != FULL_RANK)
+        PUT(model, rank, c->r);
     PUT(model, vocab, c->V);
     PUT(model, tie_embeddings, c->tied);
     PUT(model, mlp_activation, c->mlp_silu ? BOOST__SWITCH__VALUE__ON : BOOST__SWITCH__VALUE__OFF);
+    PUT(parallel, strategy, (Boost__Strategy__Value)c->way.strategy);
     PUT(parallel, tp, c->tp);
     PUT(parallel, micro_batch, c->micro);
     PUT(parallel, global_batch, c->global);
@@ -194,7 +218,10 @@ static inline void tiny_randomize(struct engine *e, uint64_t seed)
                 if (p->role == ROLE_GAIN)
                     x = 1 + 0.3 * x;
                 else
-                    x *= p->role == ROLE_EMBEDDING ? 0.5 : p->role == ROLE_HEAD ? 0.3 : 1.5 * p->init_std;
+                    x *= p->role == ROLE_EMBEDDING ? 0.5
+                         : p->role == ROLE_HEAD    ? 0.3
+                         : p->role == ROLE_DENSE   ? 0.4
+                                                   : 1.5 * p->init_std;
                 tiny_put(&t, row * p->ncols + col, (double)(float)x);
             }
     }
