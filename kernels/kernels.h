@@ -133,7 +133,8 @@ struct kernels {
 
     /* ---- bottleneck ---- */
     /* latent H [T, n] act: R = (S/d + eps)^-1/2 and H := R H (online norm; R may alias S; S NULL: R is given;
-     * S, R NULL: no norm, R = 1), z = activation(H). H keeps Y = R H for the backward. z may alias H only for LATENT_IDENTITY. */
+     * S, R NULL: no norm, R = 1), z = activation(H). H keeps Y = R H for the backward. z may alias H only for
+     * LATENT_IDENTITY. */
     void (*latent_forward)(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act,
                            void *H, const void *S, void *R, void *z);
     /* dz [T, n] := R * dY with dY = dz * activation'(Y); k[T] stat = (R^2/d) <dY, Y> (R, k NULL: no norm). */
@@ -180,6 +181,9 @@ struct kernels {
     void (*norm_k)(struct kstream *ks, int64_t T, int64_t d, const void *R, const void *c, void *k);
 
     /* ---- layout ---- */
+    /* y = x, or y += x, of w columns in each of `rows` rows; ldx, ldy the distances of rows. */
+    void (*copy_rows)(struct kstream *ks, int64_t rows, int64_t w, const void *x, int64_t ldx, bool accumulate, void *y,
+                      int64_t ldy);
     /* in [parts][T][w] -> out [T][parts*w]: what an all-gather of hidden shards leaves, made dense. */
     void (*interleave)(struct kstream *ks, int parts, int64_t T, int64_t w, const void *in, void *out);
 

@@ -32,6 +32,7 @@ static const struct strategy *find_strategy(const struct plan *p)
 {
     static const struct strategy *const strategies[] = {
         [BOOST__STRATEGY__VALUE__FULL] = &strategy_full,
+        [BOOST__STRATEGY__VALUE__VANILLA] = &strategy_vanilla,
         [BOOST__STRATEGY__VALUE__BTP] = &strategy_btp,
     };
     return strategies[p->strategy];
@@ -111,8 +112,8 @@ int engine_create(const struct plan *plan, const struct kernels *k, struct comms
         return error_set(err, ERR_NOMEM, "no memory for the engine of rank %d", rank);
     *e = (struct engine){.plan = plan, .k = k, .comms = comms, .rank = rank, .tp_rank = plan_tp_rank(plan, rank)};
     e->strategy = find_strategy(plan);
-    if (!e->strategy || plan->pp != 1 || plan->dp != 1) {
-        rc = error_set(err, ERR_UNSUPPORTED, "the engine has no VANILLA strategy and pp = dp = 1 only");
+    if (plan->pp != 1 || plan->dp != 1) {
+        rc = error_set(err, ERR_UNSUPPORTED, "the engine has pp = dp = 1 only");
         goto out;
     }
     if (comms->tp.size != plan->tp || comms->tp.rank != e->tp_rank || comms->world.size != plan->world) {

@@ -51,7 +51,7 @@ struct strategy {
     int (*backward)(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy, void *dx,
                     struct error *err);
 };
-extern const struct strategy strategy_full, strategy_btp;
+extern const struct strategy strategy_full, strategy_vanilla, strategy_btp;
 
 struct engine {
     const struct plan *plan;
@@ -143,7 +143,9 @@ struct bundle bundle_at(const struct engine *e, enum plan_site site, int i);
 /* Columns of a bundle's latent; where it begins in a site's buffer, in elements. */
 int64_t bundle_columns(const struct engine *e, const struct bundle *b);
 int64_t bundle_offset(const struct engine *e, const struct bundle *b);
-/* A bundle's part of the site's latents before and behind the activation. */
+/* Its A: rows of the site's. */
+struct param bundle_down(const struct engine *e, const struct bundle *b, int64_t layer);
+/* Its part of the site's latents before and behind the activation. */
 void *latent_y(const struct engine *e, const struct bundle *b, int64_t layer);
 void *latent_z(const struct engine *e, const struct bundle *b, int64_t layer);
 /* From complete products to Y = R H (ONLINE) and z. `again`: Y stands, z is to be made. */
@@ -155,19 +157,26 @@ void latent_gradient(struct engine *e, const struct bundle *b, int64_t layer, vo
 
 /* A down-projection, or several that share their input: weight [n, k]. */
 void down_forward(struct engine *e, int64_t n, int64_t k, const struct param *a, const void *x, void *h);
-/* grad += dh^T x;  dx = dh A. */
-void down_backward(struct engine *e, int64_t n, int64_t k, const struct param *a, const void *x, const void *dh,
-                   void *dx);
-/* Layers side by side, weights [out, in] and outputs [T, out] one after the other; those of one shape go as one
- * batch. Their inputs are column blocks of a [T, count * in] tensor, or one and the same. */
+/* grad += dh^T x;  dx = dh A, as [parts][T, k/parts]. */
+void down_backward(struct engine *e, int64_t n, int64_t k, int parts, const struct param *a, const void *x,
+                   const void *dh, void *dx);
+/* `count` layers of one shape, weights [out, in] and outputs [T, out] one after the other. Input j is at column
+ * j stride_x of a [T, ldx] tensor; stride_x 0: one input for all. */
+struct up {
+    int count;
+    int64_t out, in, ldx, stride_x;
+};
+void up_forward(struct engine *e, const struct up *u, const struct param *w, const void *x, void *y);
+/* grad += dy^T x;  dx = or += dy W (of a shared input the sum over layers). */
+void up_backward(struct engine *e, const struct up *u, const struct param *w, const void *x, const void *dy,
+                 bool accumulate, void *dx);
+/* The same for layers of different widths; those of one width that are neighbours go as one batch. */
 struct fan {
     int count;
     const int64_t *out; /* [count] */
-    int64_t in;
-    bool shared;
+    int64_t in, ldx, stride_x;
 };
 void fan_forward(struct engine *e, const struct fan *f, const struct param *w, const void *x, void *y);
-/* grad += dy^T x;  dx = dy W (of a shared input the sum over branches). */
 void fan_backward(struct engine *e, const struct fan *f, const struct param *w, const void *x, const void *dy,
                   void *dx);
 

@@ -22,6 +22,11 @@ int64_t bundle_offset(const struct engine *e, const struct bundle *b)
     return e->plan->T * b->first * e->w.latent;
 }
 
+struct param bundle_down(const struct engine *e, const struct bundle *b, int64_t layer)
+{
+    return param_at(e, &e->layers[layer].site[b->site].down, b->first * e->w.latent * e->w.in[b->site]);
+}
+
 void *latent_y(const struct engine *e, const struct bundle *b, int64_t layer)
 {
     return act_at(e, engine_buffer(e, BUF_H_QKV + b->site, layer), bundle_offset(e, b));

@@ -7,115 +7,113 @@ void down_forward(struct engine *e, int64_t n, int64_t k, const struct param *a,
     e->k->gemm(e->ks, &g, x, a->weight, h);
 }
 
-void down_backward(struct engine *e, int64_t n, int64_t k, const struct param *a, const void *x, const void *dh,
-                   void *dx)
+void down_backward(struct engine *e, int64_t n, int64_t k, int parts, const struct param *a, const void *x,
+                   const void *dh, void *dx)
 {
-    int64_t T = e->plan->T;
+    int64_t T = e->plan->T, w = k / parts;
     struct gemm weight = {
         .m = n, .n = k, .k = T, .trans_a = true, .lda = n, .ldb = k, .ldc = k, .batch = 1, .beta = 1, .c_grad = true};
     e->k->gemm(e->ks, &weight, dh, x, a->grad);
-    struct gemm input = {.m = T, .n = k, .k = n, .lda = n, .ldb = k, .ldc = k, .batch = 1};
+    struct gemm input = {
+        .m = T, .n = w, .k = n, .lda = n, .ldb = k, .ldc = w, .batch = parts, .stride_b = w, .stride_c = T * w};
     e->k->gemm(e->ks, &input, dh, a->weight, dx);
 }
 
-/* Branches of one shape from number j on. */
-static int run_length(const struct fan *f, int j)
+void up_forward(struct engine *e, const struct up *u, const struct param *w, const void *x, void *y)
 {
-    int n = 1;
-    while (j + n < f->count && f->out[j + n] == f->out[j])
-        n++;
-    return n;
+    int64_t T = e->plan->T;
+    struct gemm g = {.m = T,
+                     .n = u->out,
+                     .k = u->in,
+                     .trans_b = true,
+                     .lda = u->ldx,
+                     .ldb = u->in,
+                     .ldc = u->out,
+                     .batch = u->count,
+                     .stride_a = u->stride_x,
+                     .stride_b = u->out * u->in,
+                     .stride_c = T * u->out};
+    e->k->gemm(e->ks, &g, x, w->weight, y);
 }
 
-/* Where a run of branches lies: parameters, input and output of its first. */
+/* Inputs of their own: one batch. A shared one: a sum, one by one. */
+static void input_gradient(struct engine *e, const struct up *u, const struct param *w, const void *dy, bool accumulate,
+                           void *dx)
+{
+    bool shared = u->stride_x == 0;
+    struct gemm g = {.m = e->plan->T,
+                     .n = u->in,
+                     .k = u->out,
+                     .lda = u->out,
+                     .ldb = u->in,
+                     .ldc = u->ldx,
+                     .batch = shared ? 1 : u->count,
+                     .stride_a = e->plan->T * u->out,
+                     .stride_b = u->out * u->in,
+                     .stride_c = u->stride_x,
+                     .beta = accumulate};
+    for (int j = 0; j < (shared ? u->count : 1); j++) {
+        e->k->gemm(e->ks, &g, act_at(e, dy, j * g.stride_a), act_at(e, w->weight, j * g.stride_b), dx);
+        g.beta = 1;
+    }
+}
+
+void up_backward(struct engine *e, const struct up *u, const struct param *w, const void *x, const void *dy,
+                 bool accumulate, void *dx)
+{
+    int64_t T = e->plan->T;
+    struct gemm weight = {.m = u->out,
+                          .n = u->in,
+                          .k = T,
+                          .trans_a = true,
+                          .lda = u->out,
+                          .ldb = u->ldx,
+                          .ldc = u->in,
+                          .batch = u->count,
+                          .stride_a = T * u->out,
+                          .stride_b = u->stride_x,
+                          .stride_c = u->out * u->in,
+                          .beta = 1,
+                          .c_grad = true};
+    e->k->gemm(e->ks, &weight, dy, x, w->grad);
+    input_gradient(e, u, w, dy, accumulate, dx);
+}
+
+/* The next layers of one shape: where they lie from the first of all. */
 struct run {
-    int first, count;
-    int64_t out, in, ldx, stride_x;
+    int first;
+    struct up up;
     struct param w;
-    int64_t x, y; /* elements from the first branch's */
+    int64_t x, y; /* elements */
 };
 static bool next_run(const struct engine *e, const struct fan *f, const struct param *w, struct run *r)
 {
     int64_t skipped = 0;
-    r->first += r->count;
+    r->first += r->up.count;
     if (r->first >= f->count)
         return false;
     for (int j = 0; j < r->first; j++)
         skipped += f->out[j];
-    r->count = run_length(f, r->first);
-    r->out = f->out[r->first];
-    r->in = f->in;
-    r->ldx = f->shared ? f->in : f->count * f->in;
-    r->stride_x = f->shared ? 0 : f->in;
+    r->up = (struct up){1, f->out[r->first], f->in, f->ldx, f->stride_x};
+    while (r->first + r->up.count < f->count && f->out[r->first + r->up.count] == r->up.out)
+        r->up.count++;
     r->w = param_at(e, w, skipped * f->in);
-    r->x = r->first * r->stride_x;
+    r->x = r->first * f->stride_x;
     r->y = e->plan->T * skipped;
     return true;
 }
 
 void fan_forward(struct engine *e, const struct fan *f, const struct param *w, const void *x, void *y)
 {
-    int64_t T = e->plan->T;
-    for (struct run r = {0}; next_run(e, f, w, &r);) {
-        struct gemm g = {.m = T,
-                         .n = r.out,
-                         .k = r.in,
-                         .trans_b = true,
-                         .lda = r.ldx,
-                         .ldb = r.in,
-                         .ldc = r.out,
-                         .batch = r.count,
-                         .stride_a = r.stride_x,
-                         .stride_b = r.out * r.in,
-                         .stride_c = T * r.out};
-        e->k->gemm(e->ks, &g, act_at(e, x, r.x), r.w.weight, act_at(e, y, r.y));
-    }
-}
-
-/* dx of a run whose branches have inputs of their own: one batch. Of a shared one: a sum, one by one. */
-static void input_gradient(struct engine *e, const struct run *r, bool shared, const void *dy, void *dx)
-{
-    int64_t T = e->plan->T;
-    struct gemm g = {.m = T,
-                     .n = r->in,
-                     .k = r->out,
-                     .lda = r->out,
-                     .ldb = r->in,
-                     .ldc = r->ldx,
-                     .batch = shared ? 1 : r->count,
-                     .stride_a = T * r->out,
-                     .stride_b = r->out * r->in,
-                     .stride_c = r->stride_x};
-    if (!shared) {
-        e->k->gemm(e->ks, &g, act_at(e, dy, r->y), r->w.weight, act_at(e, dx, r->x));
-        return;
-    }
-    for (int j = 0; j < r->count; j++) {
-        g.beta = r->first + j > 0;
-        e->k->gemm(e->ks, &g, act_at(e, dy, r->y + j * g.stride_a), act_at(e, r->w.weight, j * g.stride_b), dx);
-    }
+    for (struct run r = {0}; next_run(e, f, w, &r);)
+        up_forward(e, &r.up, &r.w, act_at(e, x, r.x), act_at(e, y, r.y));
 }
 
 void fan_backward(struct engine *e, const struct fan *f, const struct param *w, const void *x, const void *dy, void *dx)
 {
-    int64_t T = e->plan->T;
-    for (struct run r = {0}; next_run(e, f, w, &r);) {
-        struct gemm weight = {.m = r.out,
-                              .n = r.in,
-                              .k = T,
-                              .trans_a = true,
-                              .lda = r.out,
-                              .ldb = r.ldx,
-                              .ldc = r.in,
-                              .batch = r.count,
-                              .stride_a = T * r.out,
-                              .stride_b = r.stride_x,
-                              .stride_c = r.out * r.in,
-                              .beta = 1,
-                              .c_grad = true};
-        e->k->gemm(e->ks, &weight, act_at(e, dy, r.y), act_at(e, x, r.x), r.w.grad);
-        input_gradient(e, &r, f->shared, dy, dx);
-    }
+    for (struct run r = {0}; next_run(e, f, w, &r);)
+        up_backward(e, &r.up, &r.w, act_at(e, x, r.x), act_at(e, dy, r.y), f->stride_x == 0 && r.first > 0,
+                    act_at(e, dx, r.x));
 }
 
 int reduce_act(struct engine *e, void *data, int64_t n, const char *what, struct error *err)

@@ -75,9 +75,13 @@ int normed_backward(struct engine *e, enum plan_site site, int64_t layer, const 
     void *n = norm_n(e, site, layer), *dn = engine_buffer(e, BUF_DN, 0), *k = engine_buffer(e, BUF_K, 0);
     for (int i = 0; i < bundle_count(e, site); i++) {
         struct bundle b = bundle_at(e, site, i);
-        int rc = e->strategy->backward(e, &b, layer, n, dy, dn, err);
+        bool adds = i > 0 && !p->norm_online;
+        void *part = adds ? engine_buffer(e, BUF_DBRANCH, 0) : dn;
+        int rc = e->strategy->backward(e, &b, layer, n, dy, part, err);
         if (rc)
             return rc;
+        if (adds)
+            e->k->copy_rows(e->ks, p->T, e->w.x, part, e->w.x, true, dn, e->w.x);
         if (p->norm_online) /* BUF_K is of this bundle, and dx a sum of what each bundle gives */
             add_gradient(e, site, layer, NULL, dn);
     }

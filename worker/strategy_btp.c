@@ -24,11 +24,6 @@ static int reduce_latent(struct engine *e, void *latent, int64_t n, void *S, con
     return comm_all_reduce(&e->comms->tp, e->ks, segments, one ? 1 : 2, COMM_SUM, what, err);
 }
 
-static struct param down_of(const struct engine *e, const struct bundle *b, int64_t layer)
-{
-    return param_at(e, &e->layers[layer].site[b->site].down, b->first * e->w.latent * e->w.in[b->site]);
-}
-
 /* The statistic lies behind the last branch, so it travels with the last bundle. */
 static int latent(struct engine *e, enum plan_site site, int64_t layer, const void *x, bool again, struct error *err)
 {
@@ -36,7 +31,7 @@ static int latent(struct engine *e, enum plan_site site, int64_t layer, const vo
     bool with_statistic = e->plan->norm_online && (site == SITE_QKV || site == SITE_GU);
     for (int i = 0; i < bundles && !again; i++) {
         struct bundle b = bundle_at(e, site, i);
-        struct param a = down_of(e, &b, layer);
+        struct param a = bundle_down(e, &b, layer);
         void *h = latent_y(e, &b, layer);
         down_forward(e, bundle_columns(e, &b), e->w.in[site], &a, x, h);
         void *S = with_statistic && i == bundles - 1 ? norm_factor(e, site, layer) : NULL;
@@ -52,19 +47,23 @@ static int latent(struct engine *e, enum plan_site site, int64_t layer, const vo
 }
 
 /* The B of a bundle, and where its outputs begin. */
-struct up {
+struct bundle_up {
     struct fan fan;
     struct param b;
     int64_t y; /* elements */
 };
-static struct up up_of(const struct engine *e, const struct bundle *b, int64_t layer)
+static struct bundle_up up_of(const struct engine *e, const struct bundle *b, int64_t layer)
 {
     const int64_t *out = &e->w.out[plan_branches(b->site).first];
     int64_t before = 0;
     for (int j = 0; j < b->first; j++)
         before += out[j];
-    return (struct up){
-        .fan = {.count = b->count, .out = out + b->first, .in = e->w.latent},
+    return (struct bundle_up){
+        .fan = {.count = b->count,
+                .out = out + b->first,
+                .in = e->w.latent,
+                .ldx = bundle_columns(e, b),
+                .stride_x = e->w.latent},
         .b = param_at(e, &e->layers[layer].site[b->site].up, before * e->w.latent),
         .y = e->plan->T * before,
     };
@@ -75,7 +74,7 @@ static int output(struct engine *e, enum plan_site site, int64_t layer, const vo
     (void)x, (void)err;
     for (int i = 0; i < bundle_count(e, site); i++) {
         struct bundle b = bundle_at(e, site, i);
-        struct up up = up_of(e, &b, layer);
+        struct bundle_up up = up_of(e, &b, layer);
         fan_forward(e, &up.fan, &up.b, latent_z(e, &b, layer), act_at(e, y, up.y));
     }
     return ERR_OK;
@@ -86,14 +85,14 @@ static int backward(struct engine *e, const struct bundle *b, int64_t layer, con
 {
     void *dz = engine_buffer(e, BUF_DLATENT, 0);
     int64_t columns = bundle_columns(e, b);
-    struct up up = up_of(e, b, layer);
-    struct param a = down_of(e, b, layer);
+    struct bundle_up up = up_of(e, b, layer);
+    struct param a = bundle_down(e, b, layer);
     fan_backward(e, &up.fan, &up.b, latent_z(e, b, layer), act_at(e, dy, up.y), dz);
     int rc = reduce_act(e, dz, e->plan->T * columns, gradients[b->site], err);
     if (rc)
         return rc;
     latent_gradient(e, b, layer, dz);
-    down_backward(e, columns, e->w.in[b->site], &a, x, dz, dx);
+    down_backward(e, columns, e->w.in[b->site], 1, &a, x, dz, dx);
     return ERR_OK;
 }
 

@@ -17,7 +17,7 @@ static int latent(struct engine *e, enum plan_site site, int64_t layer, const vo
 static struct fan branches(const struct engine *e, enum plan_site site)
 {
     struct plan_branches b = plan_branches(site);
-    return (struct fan){.count = b.count, .out = &e->w.out[b.first], .in = e->w.in[site], .shared = true};
+    return (struct fan){.count = b.count, .out = &e->w.out[b.first], .in = e->w.in[site], .ldx = e->w.in[site]};
 }
 
 static int output(struct engine *e, enum plan_site site, int64_t layer, const void *x, void *y, struct error *err)

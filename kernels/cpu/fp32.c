@@ -49,6 +49,7 @@ const struct kernels *kernels_cpu_fp32(void)
         .ce_backward = fp32_ce_backward,
         .row_dot = fp32_row_dot,
         .norm_k = fp32_norm_k,
+        .copy_rows = fp32_copy_rows,
         .interleave = fp32_interleave,
         .grad_squares = fp32_grad_squares,
         .step_finish = cpu_step_finish,

@@ -30,6 +30,8 @@ void fp32_embed(struct kstream *ks, int64_t T, int64_t first, int64_t rows, int6
                 const int32_t *tokens, const void *table, void *out);
 void fp32_embed_backward(struct kstream *ks, int64_t T, int64_t first, int64_t rows, int64_t width, int parts,
                          const int32_t *tokens, const void *dout, void *dtable);
+void fp32_copy_rows(struct kstream *ks, int64_t rows, int64_t w, const void *x, int64_t ldx, bool accumulate, void *y,
+                    int64_t ldy);
 void fp32_interleave(struct kstream *ks, int parts, int64_t T, int64_t w, const void *in, void *out);
 
 void fp32_residual_gain(struct kstream *ks, int64_t T, int64_t w, const void *x, const void *y, const void *gain,

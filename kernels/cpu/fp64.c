@@ -37,6 +37,7 @@ const struct kernels *kernels_cpu_fp64(void)
         .ce_backward = fp64_ce_backward,
         .row_dot = fp64_row_dot,
         .norm_k = fp64_norm_k,
+        .copy_rows = fp64_copy_rows,
         .interleave = fp64_interleave,
         .grad_squares = fp64_grad_squares,
         .step_finish = cpu_step_finish,

@@ -39,6 +39,7 @@ enum plan_buffer {
     BUF_Y,        /* [T, x] what a block adds to the residual */
     BUF_DX,       /* [T, x] gradient of the residual */
     BUF_DN,       /* [T, x] gradient of a norm's output */
+    BUF_DBRANCH,  /* [T, x] likewise of one branch; absent where branches go together */
     BUF_DINNER,   /* [T, max(q, mlp)] gradient of ctx, of the product */
     BUF_DOUTER,   /* [T, max(q + 2kv, 2mlp)] gradients of q, k, v; of gate, up */
     BUF_DLATENT,  /* [T, 3l] */

@@ -34,8 +34,9 @@ static void btp_forward(const struct tally *y)
 {
     const struct plan *p = y->p;
     int64_t T = p->T, d = p->d, r = p->r, L = p->L;
-    /* Latents 3r, r, 2r, r; the online norm sends its statistic along twice. */
-    call(y, PLAN_ALL_REDUCE, L, 4, 7 * T * r + 2 * T);
+    /* Latents 3r, r, 2r, r. The statistic of two norms goes along, or on its own. */
+    call(y, PLAN_ALL_REDUCE, L, p->grouped ? 4 : 7, 7 * T * r);
+    call(y, PLAN_ALL_REDUCE, L, p->norm_online ? 0 : 2, 2 * T);
     /* Last norm's statistic. */
     call(y, PLAN_ALL_REDUCE, 1, 1, T);
     call(y, PLAN_ALL_GATHER, 1, 1, T * d);
@@ -48,7 +49,9 @@ static void btp_backward(const struct tally *y)
 {
     const struct plan *p = y->p;
     int64_t T = p->T, d = p->d, r = p->r, L = p->L;
-    call(y, PLAN_ALL_REDUCE, L, 4, 7 * T * r);
+    call(y, PLAN_ALL_REDUCE, L, p->grouped ? 4 : 7, 7 * T * r);
+    if (!p->norm_online)
+        call(y, PLAN_ALL_REDUCE, L, 2, 2 * T);
     call(y, PLAN_REDUCE_SCATTER, 1, 1, T * d);
     if (p->tied)
         call(y, PLAN_ALL_GATHER, 1, 1, T * d);
@@ -75,6 +78,44 @@ static void full_backward(const struct tally *y)
     replicated_edge(y);
 }
 
+/* ---- VANILLA ---- */
+
+static int64_t qkv_width(const struct plan *p)
+{
+    return p->d + 2 * p->hk * p->e;
+}
+
+static void vanilla_forward(const struct tally *y)
+{
+    const struct plan *p = y->p;
+    int64_t T = p->T, d = p->d, f = p->f, L = p->L;
+    if (p->published) {
+        call(y, PLAN_ALL_REDUCE, L, 3, T * qkv_width(p));
+    } else { /* onto heads, and back */
+        call(y, PLAN_REDUCE_SCATTER, L, 3, T * qkv_width(p));
+        call(y, PLAN_ALL_GATHER, L, 1, T * d);
+    }
+    call(y, PLAN_ALL_REDUCE, L, 4, T * (2 * d + 2 * f)); /* o, gate, up, down */
+    replicated_edge(y);
+    loss(y);
+}
+
+static void vanilla_backward(const struct tally *y)
+{
+    const struct plan *p = y->p;
+    int64_t T = p->T, d = p->d, f = p->f, L = p->L;
+    if (p->published) {
+        call(y, PLAN_ALL_REDUCE, L, 1, T * d);
+    } else {
+        call(y, PLAN_ALL_GATHER, L, 3, T * qkv_width(p));
+        call(y, PLAN_REDUCE_SCATTER, L, 1, T * d);
+    }
+    /* In front of q k v, of gate up, of down: once for branches that share an A. */
+    int64_t qkv = p->grouped ? 1 : 3, gu = p->grouped ? 1 : 2;
+    call(y, PLAN_ALL_REDUCE, L, qkv + gu + 1, T * (qkv * d + gu * d + f));
+    replicated_edge(y);
+}
+
 /* ---- all ---- */
 
 struct counted {
@@ -83,6 +124,7 @@ struct counted {
 };
 static const struct counted strategies[] = {
     [BOOST__STRATEGY__VALUE__FULL] = {full_forward, full_backward},
+    [BOOST__STRATEGY__VALUE__VANILLA] = {vanilla_forward, vanilla_backward},
     [BOOST__STRATEGY__VALUE__BTP] = {btp_forward, btp_backward},
 };
 

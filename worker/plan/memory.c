@@ -137,6 +137,7 @@ static void size_scratch(struct sizing *z)
     put(z, BUF_Y, MEM_SCRATCH, residual);
     put(z, BUF_DX, MEM_SCRATCH, residual);
     put(z, BUF_DN, MEM_SCRATCH, residual);
+    put(z, BUF_DBRANCH, MEM_SCRATCH, z->p->grouped || z->p->norm_online ? 0 : residual);
     put(z, BUF_DLATENT, MEM_SCRATCH, rows_of(z, 3 * z->w.latent, z->b->act));
     put(z, BUF_K, MEM_SCRATCH, rows_of(z, 1, z->b->stat));
     put(z, BUF_ATTENTION, MEM_SCRATCH, z->b->attention_workspace);

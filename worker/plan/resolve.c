@@ -33,6 +33,8 @@ static void resolve_fields(Boost__JobSpec *s)
     /* Where there is no choice, AUTO stands. */
     if (par->strategy == BOOST__STRATEGY__VALUE__BTP)
         RESOLVE(par, norm, BOOST__NORM__VALUE__AUTO, BOOST__NORM__VALUE__ONLINE);
+    if (par->strategy == BOOST__STRATEGY__VALUE__VANILLA && !par->has_vanilla_attention)
+        SET(par, vanilla_attention, BOOST__VANILLA_ATTENTION__VALUE__SLICED);
     if (!full_rank)
         RESOLVE(par, grouped, BOOST__SWITCH__VALUE__AUTO, BOOST__SWITCH__VALUE__ON);
     RESOLVE(par, recompute, BOOST__RECOMPUTE__VALUE__AUTO, BOOST__RECOMPUTE__VALUE__NONE);
@@ -175,6 +177,7 @@ int plan_make(const Boost__JobSpec *resolved, struct plan *out, struct error *er
         .latent_silu = m->factorization == BOOST__FACTORIZATION__VALUE__COLA,
         .grouped = par->grouped != BOOST__SWITCH__VALUE__OFF,
         .norm_online = par->norm == BOOST__NORM__VALUE__ONLINE,
+        .published = par->vanilla_attention == BOOST__VANILLA_ATTENTION__VALUE__PUBLISHED,
         .recompute = par->recompute,
         .tp = par->tp,
         .pp = par->pp,

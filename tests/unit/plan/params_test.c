@@ -6,11 +6,15 @@
 #include <stdlib.h>
 
 enum { FULL_RANK = BOOST__FACTORIZATION__VALUE__FULL_RANK, COLA = BOOST__FACTORIZATION__VALUE__COLA };
-enum { FULL = BOOST__STRATEGY__VALUE__FULL, BTP = BOOST__STRATEGY__VALUE__BTP };
+enum {
+    FULL = BOOST__STRATEGY__VALUE__FULL,
+    VANILLA = BOOST__STRATEGY__VALUE__VANILLA,
+    BTP = BOOST__STRATEGY__VALUE__BTP,
+};
 struct way {
     int factorization, strategy;
 };
-static const struct way ways[] = {{COLA, BTP}, {FULL_RANK, FULL}};
+static const struct way ways[] = {{COLA, BTP}, {FULL_RANK, FULL}, {COLA, VANILLA}};
 enum { WAYS = sizeof ways / sizeof ways[0] };
 
 static void open_way(struct job *j, struct plan *p, const struct way *way, int tp, bool tied)

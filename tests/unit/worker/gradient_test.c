@@ -7,8 +7,7 @@ enum { VARIANTS = 2 * TINY_WAYS, MASK = 5 };
 static struct tiny variant_at(int i)
 {
     static const int heads[] = {4, 2, 1, 2, 4, 1, 2};
-    struct tiny c = tiny_default;
-    c.way = tiny_ways[i / 2];
+    struct tiny c = tiny_of(i / 2);
     c.hk = heads[i % 7];
     c.tied = (i ^ i >> 1) & 1;
     c.mlp_silu = (i >> 2 ^ i) & 1;
@@ -170,12 +169,35 @@ static void shards_against_the_whole(void **state)
     }
 }
 
+/* Every way of one factorisation is the same function. */
+static void ways_agree(void **state)
+{
+    (void)state;
+    static const struct tiny_way plain[] = {{"SVD BTP", SVD, BTP, false, false, false},
+                                            {"COLA BTP", COLA, BTP, false, false, false}};
+    for (int i = 0; i < VARIANTS; i++)
+        for (int k = 0; k < 2; k++) {
+            struct tiny c = variant_at(i);
+            struct grads one, other;
+            if (c.way.factorization != plain[k].factorization)
+                continue;
+            gradients_of(&c, &one);
+            c.way = plain[k];
+            gradients_of(&c, &other);
+            expect_close("another way", &one, &other, 1e-11);
+            assert_true(fabs(one.loss / other.loss - 1) < 1e-13);
+            grads_free(&one);
+            grads_free(&other);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fp64_against_central_differences),
         cmocka_unit_test(fp32_against_fp64),
         cmocka_unit_test(shards_against_the_whole),
+        cmocka_unit_test(ways_agree),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

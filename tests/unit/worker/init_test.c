@@ -103,9 +103,8 @@ static void same_bits_in_every_layout(void **state)
 {
     (void)state;
     for (int i = 0; i < 4 * TINY_WAYS; i++) {
-        struct tiny c = tiny_default;
+        struct tiny c = tiny_of(i / 4);
         struct model whole, shards;
-        c.way = tiny_ways[i / 4];
         c.fp64 = i & 1;
         c.tied = i & 2;
         c.V = 150;

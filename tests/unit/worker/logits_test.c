@@ -144,7 +144,11 @@ static void check(const char *name, bool fp64, int tp, double bound)
 {
     struct golden g;
     load(name, &g);
-    static const struct tiny_way ways[] = {{"COLA", COLA, BTP}, {"SVD", SVD, BTP}, {"FULL_RANK", FULL_RANK, FULL}};
+    static const struct tiny_way ways[] = {
+        {"COLA", COLA, BTP, false, false, false},
+        {"SVD", SVD, BTP, false, false, false},
+        {"FULL_RANK", FULL_RANK, FULL, false, false, false},
+    };
     struct tiny c = {.way = ways[g.model],
                      .tied = g.tied,
                      .mlp_silu = g.mlp_silu,

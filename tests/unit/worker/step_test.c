@@ -255,8 +255,7 @@ static void padding_has_no_influence(void **state)
     (void)state;
     for (int i = 0; i < 8 * TINY_WAYS; i++) {
         struct padding none = {.c = tiny_default}, some;
-        none.c.way = tiny_ways[i / 8];
-        none.c.r = 4;
+        none.c = tiny_of(i / 8);
         none.c.tied = i & 1;
         none.c.tp = i & 2 ? 2 : 1; /* with two ranks the second has padding only */
         none.c.fp64 = i & 4;
@@ -342,14 +341,12 @@ static int sums_squares(struct engine *e, int rank, void *arg, struct error *err
     return ERR_OK;
 }
 
-static void check_norm(const struct tiny_way *way, bool tied, int tp)
+static void check_norm(int way, bool tied, int tp)
 {
     struct norms *n = calloc(1, sizeof *n);
     double squares = 0;
     pthread_mutex_init(&n->lock, NULL);
-    n->c = tiny_default;
-    n->c.way = *way;
-    n->c.r = 4;
+    n->c = tiny_of(way);
     n->c.tied = tied;
     n->c.tp = tp;
     run(&n->c, sums_squares, n);
@@ -365,7 +362,7 @@ static void the_norm_is_of_all_tensors(void **state)
 {
     (void)state;
     for (int i = 0; i < 6 * TINY_WAYS; i++)
-        check_norm(&tiny_ways[i / 6], i & 1, 1 << i % 6 / 2);
+        check_norm(i / 6, i & 1, 1 << i % 6 / 2);
 }
 
 static void decay_is_for_factors_only(void **state)

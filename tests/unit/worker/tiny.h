@@ -25,16 +25,25 @@ enum {
     SVD = BOOST__FACTORIZATION__VALUE__SVD,
     COLA = BOOST__FACTORIZATION__VALUE__COLA,
     FULL = BOOST__STRATEGY__VALUE__FULL,
+    VANILLA = BOOST__STRATEGY__VALUE__VANILLA,
     BTP = BOOST__STRATEGY__VALUE__BTP,
 };
 struct tiny_way {
     const char *name;
     int factorization, strategy;
+    bool ungrouped, sync, published;
 };
 static const struct tiny_way tiny_ways[] = {
-    {"FULL_RANK FULL", FULL_RANK, FULL},
-    {"SVD BTP", SVD, BTP},
-    {"COLA BTP", COLA, BTP},
+    {"FULL_RANK FULL", FULL_RANK, FULL, false, false, false},
+    {"SVD BTP", SVD, BTP, false, false, false},
+    {"COLA BTP", COLA, BTP, false, false, false},
+    {"COLA BTP ungrouped", COLA, BTP, true, false, false},
+    {"COLA BTP SYNC", COLA, BTP, false, true, false},
+    {"SVD BTP SYNC ungrouped", SVD, BTP, true, true, false},
+    {"COLA VANILLA", COLA, VANILLA, false, false, false},
+    {"SVD VANILLA ungrouped", SVD, VANILLA, true, false, false},
+    {"COLA VANILLA PUBLISHED", COLA, VANILLA, false, false, true},
+    {"SVD VANILLA PUBLISHED ungrouped", SVD, VANILLA, true, false, true},
 };
 enum { TINY_WAYS = sizeof tiny_ways / sizeof tiny_ways[0] };
 
@@ -48,7 +57,7 @@ struct tiny {
 };
 
 static const struct tiny tiny_default = {
-    .way = {"COLA BTP", COLA, BTP},
+    .way = {"COLA BTP", COLA, BTP, false, false, false},
     .fp64 = true,
     .d = 8,
     .f = 12,
@@ -66,6 +75,16 @@ static const struct tiny tiny_default = {
     .decay = 0.01,
     .seed = 1,
 };
+
+/* The default model computed in way number i; its rank can be cut where the way cuts it. */
+static inline struct tiny tiny_of(int i)
+{
+    struct tiny c = tiny_default;
+    c.way = tiny_ways[i];
+    if (c.way.strategy == VANILLA)
+        c.r = 4;
+    return c;
+}
 
 /* Through the real path: a spec, resolved, planned. */
 static inline void tiny_plan(const struct tiny *c, struct plan *out)
@@ -93,6 +112,12 @@ static inline void tiny_plan(const struct tiny *c, struct plan *out)
     PUT(model, tie_embeddings, c->tied);
     PUT(model, mlp_activation, c->mlp_silu ? BOOST__SWITCH__VALUE__ON : BOOST__SWITCH__VALUE__OFF);
     PUT(parallel, strategy, (Boost__Strategy__Value)c->way.strategy);
+    if (c->way.sync)
+        PUT(parallel, norm, BOOST__NORM__VALUE__SYNC);
+    if (c->way.ungrouped)
+        PUT(parallel, grouped, BOOST__SWITCH__VALUE__OFF);
+    if (c->way.published)
+        PUT(parallel, vanilla_attention, BOOST__VANILLA_ATTENTION__VALUE__PUBLISHED);
     PUT(parallel, tp, c->tp);
     PUT(parallel, micro_batch, c->micro);
     PUT(parallel, global_batch, c->global);
