@@ -70,7 +70,7 @@ static int body(struct engine *e, int64_t i, const void *x, const void *y, bool 
 int block_forward(struct engine *e, int64_t i, struct error *err)
 {
     void *x1 = engine_buffer(e, BUF_X1, i), *y = engine_buffer(e, BUF_Y, 0);
-    bool first = i == 0;
+    bool first = i == e->stage.layer0; /* the embedding or the stage before has put x1 there */
     int rc = body(e, i, first ? x1 : engine_buffer(e, BUF_X2, i - 1), first ? NULL : y, false, err);
     if (!rc)
         rc = e->strategy->output(e, SITE_DOWN, i, engine_buffer(e, BUF_PROD, i), y, err);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "worker/data_parallel.h"
 #include "worker/engine_internal.h"
 
 _Static_assert(sizeof(struct step_block) <= PLAN_BLOCK_BYTES, "the plan's arena has room for the step block");
@@ -10,7 +11,7 @@ _Static_assert(sizeof(struct step_block) <= PLAN_BLOCK_BYTES, "the plan's arena 
 void *engine_buffer(const struct engine *e, enum plan_buffer buffer, int64_t layer)
 {
     const struct plan_place *at = &e->places.at[buffer];
-    return e->arena + at->offset + layer * at->stride;
+    return e->arena + at->offset + (e->slot * e->stage.layers + layer - e->stage.layer0) * at->stride;
 }
 
 void *act_at(const struct engine *e, const void *base, int64_t elements)
@@ -25,7 +26,7 @@ struct param param_at(const struct engine *e, const struct param *p, int64_t ele
 
 void engine_set_pass(struct engine *e, enum comm_pass pass)
 {
-    e->comms->world.pass = e->comms->tp.pass = pass;
+    comms_set_pass(e->comms, pass);
 }
 
 static const struct strategy *find_strategy(const struct plan *p)
@@ -99,7 +100,25 @@ static void describe(struct engine *e)
                                        .stat = e->k->stat,
                                        .grad = e->k->grad,
                                        .attention_workspace = (int64_t)(forward > backward ? forward : backward)};
-    plan_arena(p, &e->backend, &e->places);
+    plan_arena(p, e->stage.index, &e->backend, &e->places);
+}
+
+struct comm_layout engine_layout(const struct plan *p)
+{
+    return (struct comm_layout){.tp = p->tp, .dp = p->dp, .pp = p->pp, .ends = p->tied};
+}
+
+static int check_groups(const struct plan *plan, struct comms *comms, int rank, struct error *err)
+{
+    struct comm_layout layout = engine_layout(plan);
+    for (int g = 0; g < GROUP_COUNT; g++) {
+        struct comm_place place = comm_place_of(&layout, rank, (enum comm_group)g);
+        const struct comm *c = comms_group(comms, (enum comm_group)g);
+        if (c->size != place.size || c->rank != place.rank)
+            return error_set(err, ERR_INTERNAL, "rank %d of tp = %d, dp = %d, pp = %d got a group %s of %d", rank,
+                             plan->tp, plan->dp, plan->pp, comm_group_name((enum comm_group)g), c->size);
+    }
+    return ERR_OK;
 }
 
 int engine_create(const struct plan *plan, const struct kernels *k, struct comms *comms, int rank, int threads,
@@ -112,17 +131,13 @@ int engine_create(const struct plan *plan, const struct kernels *k, struct comms
         return error_set(err, ERR_NOMEM, "no memory for the engine of rank %d", rank);
     *e = (struct engine){.plan = plan, .k = k, .comms = comms, .rank = rank, .tp_rank = plan_tp_rank(plan, rank)};
     e->strategy = find_strategy(plan);
-    if (plan->pp != 1 || plan->dp != 1) {
-        rc = error_set(err, ERR_UNSUPPORTED, "the engine has pp = dp = 1 only");
+    e->optimizer = find_optimizer(plan);
+    rc = check_groups(plan, comms, rank, err);
+    if (rc)
         goto out;
-    }
-    if (comms->tp.size != plan->tp || comms->tp.rank != e->tp_rank || comms->world.size != plan->world) {
-        rc = error_set(err, ERR_INTERNAL, "rank %d of a plan with tp = %d got groups of tp %d and world %d", rank,
-                       plan->tp, comms->tp.size, comms->world.size);
-        goto out;
-    }
+    plan_stage_at(plan, plan_pp_rank(plan, rank), &e->stage);
     describe(e);
-    e->tensor_count = plan_tensor_count(plan);
+    e->tensor_count = e->stage.tensors;
     e->tensors = calloc((size_t)e->tensor_count, sizeof *e->tensors);
     e->layers = calloc((size_t)plan->L, sizeof *e->layers);
     if (!e->tensors || !e->layers) {
@@ -130,10 +145,13 @@ int engine_create(const struct plan *plan, const struct kernels *k, struct comms
         goto out;
     }
     for (int64_t i = 0; i < e->tensor_count; i++)
-        plan_tensor_at(plan, rank, i, &e->tensors[i]);
+        plan_stage_tensor_at(plan, &e->stage, rank, i, &e->tensors[i]);
+    rc = data_parallel_prepare(e, err);
+    if (rc)
+        goto out;
 
     struct plan_memory memory;
-    plan_memory(plan, &e->backend, &memory);
+    plan_stage_memory(plan, e->stage.index, &e->backend, &memory);
     assert(memory.total == e->places.total);
     rc = k->stream_create(threads, &e->ks, err);
     if (rc)
@@ -165,6 +183,8 @@ void engine_destroy(struct engine *e)
     if (e->ks)
         e->k->stream_destroy(e->ks);
     free(e->tensors);
+    free(e->owned);
+    free(e->buckets);
     free(e->layers);
     free(e);
 }
@@ -182,20 +202,42 @@ void engine_tensor(const struct engine *e, int64_t i, enum state_kind kind, stru
     if (kind == STATE_WEIGHT && !e->places.at[BUF_MASTER].bytes)
         buffer = BUF_WEIGHTS; /* act = grad: the weights are their own master */
     char *base = engine_buffer(e, buffer, 0);
+    int64_t element = (int64_t)dtype_size(e->k->grad);
+    bool cut = e->plan->zero && buffer != BUF_WEIGHTS && buffer != BUF_GRADS;
+    const struct owned *o = &e->owned[i];
     *out = (struct state_tensor){
         .tensor = e->tensors[i],
         .kind = kind,
         .dtype = e->k->grad,
-        .device = base + e->tensors[i].offset * (int64_t)dtype_size(e->k->grad),
+        .device = cut ? NULL : base + e->tensors[i].offset * element,
+        .first = o->first,
+        .count = o->count,
+        .own = !o->count ? NULL : base + (cut ? o->state : e->tensors[i].offset + o->first) * element,
     };
 }
 
 int engine_weights_changed(struct engine *e, struct error *err)
 {
-    if (e->places.at[BUF_MASTER].bytes)
-        e->k->cast(e->ks, e->k->act, engine_buffer(e, BUF_WEIGHTS, 0), e->k->grad, engine_buffer(e, BUF_MASTER, 0),
-                   plan_parameter_elements(e->plan));
-    return e->k->stream_sync(e->ks, err);
+    void *weights = engine_buffer(e, BUF_WEIGHTS, 0), *master = engine_buffer(e, BUF_MASTER, 0);
+    bool separate = e->places.at[BUF_MASTER].bytes != 0;
+    int rc = ERR_OK;
+    if (separate && !e->plan->zero)
+        e->k->cast(e->ks, e->k->act, weights, e->k->grad, master, e->stage.elements);
+    for (int64_t i = 0; i < e->tensor_count && separate && e->plan->zero; i++) {
+        struct state_tensor t;
+        engine_tensor(e, i, STATE_WEIGHT, &t);
+        if (t.count)
+            e->k->cast(e->ks, e->k->act, act_at(e, weights, t.tensor.offset + t.first), e->k->grad, t.own, t.count);
+    }
+    if (separate)
+        rc = data_parallel_gather(e, err);
+    return rc ? rc : e->k->stream_sync(e->ks, err);
+}
+
+void engine_watch(struct engine *e, void (*watch)(void *arg, const char *doing), void *arg)
+{
+    e->watch = watch;
+    e->watch_arg = arg;
 }
 
 double engine_adam_t(struct engine *e)

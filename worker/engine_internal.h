@@ -4,6 +4,7 @@
 #define BOOST_WORKER_ENGINE_INTERNAL_H
 
 #include "worker/engine.h"
+#include "worker/optimizer.h"
 #include "worker/plan/arena.h"
 
 /* A parameter slice and its gradient, addresses in the arena. */
@@ -53,13 +54,22 @@ struct strategy {
 };
 extern const struct strategy strategy_full, strategy_vanilla, strategy_btp;
 
+/* What this replica owns of a tensor: elements [first, first + count) of its slice, which under zero 1 begin
+ * at `state` in the buffers that are cut over dp. */
+struct owned {
+    int64_t first, count, state;
+};
+
 struct engine {
     const struct plan *plan;
     const struct kernels *k;
     struct comms *comms;
     const struct strategy *strategy;
+    const struct optimizer *optimizer;
     struct kstream *ks;
     int rank, tp_rank;
+    struct plan_stage stage;
+    int64_t slot; /* of the micro-batch at work, among those that the stage holds */
 
     struct plan_backend backend;
     struct plan_arena places;
@@ -69,12 +79,17 @@ struct engine {
     struct attention attention;
 
     int64_t tensor_count;
-    struct plan_tensor *tensors; /* canonical order */
-    struct layer *layers;        /* [L] */
+    struct plan_tensor *tensors; /* of the stage, canonical order */
+    struct owned *owned;         /* [tensor_count] */
+    struct layer *layers;        /* [L], this stage's are filled in */
+    int64_t bucket_count, next_bucket;
+    struct plan_bucket *buckets; /* of gradients, in the order of the backward */
     struct param embedding, norm, head;
     int64_t vocab_first, vocab_rows; /* valid vocabulary rows of the head on this rank */
 
     struct step_block *block; /* device */
+    void (*watch)(void *arg, const char *doing);
+    void *watch_arg;
     struct {                  /* host ends of the transfers of a step */
         double votes[AGREE_BUSY - AGREE_STOP + 1];
         double lr, adam_t;
@@ -85,7 +100,8 @@ struct engine {
 
 /* ---- memory (engine.c) ---- */
 
-/* A buffer of the arena; `layer` only for those of a block, else 0. */
+/* A buffer of the arena; `layer` (of the model, in this stage) only for those of a block, which are the
+ * micro-batch's at work; else 0. */
 void *engine_buffer(const struct engine *e, enum plan_buffer buffer, int64_t layer);
 /* The address `elements` further on. */
 void *act_at(const struct engine *e, const void *base, int64_t elements);

@@ -66,28 +66,32 @@ void init_normal(uint64_t key, uint64_t first, int64_t n, double *out)
     }
 }
 
-/* Rows of this rank's slice, a few at a time through host memory. */
+/* This rank's slice, or the part of it that is here, row by row through host memory. */
 static int init_tensor(struct engine *e, const struct state_tensor *t, double *row, void *host, struct error *err)
 {
     const struct plan_tensor *p = &t->tensor;
     uint64_t key = init_key(e->plan->init_seed, p->name);
-    size_t row_bytes = (size_t)p->ncols * dtype_size(t->dtype);
-    for (int64_t i = 0; i < p->nrows; i++) {
+    int64_t first = t->device ? 0 : t->first, end = t->device ? p->nrows * p->ncols : first + t->count;
+    char *to = t->device ? t->device : t->own;
+    for (int64_t at = first, n; at < end; at += n) {
+        int64_t i = at / p->ncols, from = at % p->ncols;
+        n = p->ncols - from < end - at ? p->ncols - from : end - at;
         if (p->role == ROLE_GAIN) {
-            for (int64_t j = 0; j < p->ncols; j++)
+            for (int64_t j = 0; j < n; j++)
                 row[j] = 1;
         } else {
-            init_normal(key, (uint64_t)(p->row0 + i) * (uint64_t)p->cols + (uint64_t)p->col0, p->ncols, row);
-            for (int64_t j = 0; j < p->ncols; j++)
+            init_normal(key, (uint64_t)(p->row0 + i) * (uint64_t)p->cols + (uint64_t)(p->col0 + from), n, row);
+            for (int64_t j = 0; j < n; j++)
                 row[j] *= p->init_std;
         }
-        for (int64_t j = 0; j < p->ncols; j++) {
+        for (int64_t j = 0; j < n; j++) {
             if (t->dtype == DTYPE_F64)
                 ((double *)host)[j] = row[j];
             else
                 ((float *)host)[j] = (float)row[j];
         }
-        e->k->upload(e->ks, (char *)t->device + (size_t)i * row_bytes, host, row_bytes);
+        size_t bytes = dtype_size(t->dtype);
+        e->k->upload(e->ks, to + (size_t)(at - first) * bytes, host, (size_t)n * bytes);
         int rc = e->k->stream_sync(e->ks, err); /* `host` is used again */
         if (rc)
             return rc;

@@ -47,8 +47,9 @@ struct Failure : public std::exception {
 /* Gloo's store over the rendezvous of one group; its keys are the group's rank numbers. */
 class GroupStore : public gloo::rendezvous::Store {
 public:
-    GroupStore(const struct rendezvous *rv, std::string group, int base, std::chrono::steady_clock::time_point deadline)
-        : rv_(rv), group_(std::move(group)), base_(base), deadline_(deadline)
+    GroupStore(const struct rendezvous *rv, std::string group, const struct comm_place &place,
+               std::chrono::steady_clock::time_point deadline)
+        : rv_(rv), group_(std::move(group)), place_(place), deadline_(deadline)
     {
     }
     void set(const std::string &key, const std::vector<char> &data) override
@@ -75,7 +76,7 @@ public:
             return out;
         if (rc == ERR_TIMEOUT)
             error_context(&err, "rank %ld did not come to the rendezvous of group %s",
-                          base_ + strtol(key.c_str(), nullptr, 10), group_.c_str());
+                          place_.first + place_.step * strtol(key.c_str(), nullptr, 10), group_.c_str());
         throw Failure(err);
     }
     /* get() waits by itself. */
@@ -85,7 +86,7 @@ public:
 private:
     const struct rendezvous *rv_;
     std::string group_;
-    int base_;
+    struct comm_place place_;
     std::chrono::steady_clock::time_point deadline_;
 };
 
@@ -118,7 +119,8 @@ struct Aborted : public std::exception {
 struct Group {
     std::shared_ptr<Rank> rank;
     std::shared_ptr<gloo::rendezvous::Context> context;
-    int base; /* world rank of the group's rank 0; members are consecutive */
+    struct comm_place place;
+    int from; /* member that the running operation waits for */
     std::vector<char> scratch;
     bool dead = false;
 };
@@ -183,7 +185,7 @@ const Reduction reductions[2][DTYPE_COUNT] = {
 /* ---- errors ---------------------------------------------------------------- */
 
 /* Turns what Gloo threw inside an operation into an error that names the rank. */
-int explain(struct comm *c, Group &g, const char *text, bool timed_out, struct error *err)
+int explain(Group &g, const char *text, bool timed_out, struct error *err)
 {
     g.dead = true;
     int lost = peers_blame(g.rank->peers, timed_out ? 0 : BLAME_WAIT_MS);
@@ -192,7 +194,7 @@ int explain(struct comm *c, Group &g, const char *text, bool timed_out, struct e
         return error_hint(err, "the cause is in the log of rank %d", lost);
     }
     if (timed_out) {
-        int left = g.base + (c->rank + c->size - 1) % c->size;
+        int left = g.place.first + g.from * g.place.step;
         error_set(err, ERR_TIMEOUT, "no answer within %lld ms; waiting for rank %d or for a rank that it waits for",
                   (long long)g.rank->op_timeout.count(), left);
         return error_hint(err, "look at the status of rank %d: it may be stopped, swapping or cut off", left);
@@ -207,6 +209,7 @@ template <typename Body> int guarded(struct comm *c, struct error *err, Body bod
     if (g.dead)
         return error_set(err, ERR_PEER_LOST, "the group is dead after an earlier error");
     auto start = std::chrono::steady_clock::now();
+    g.from = (c->rank + c->size - 1) % c->size; /* in a ring */
     try {
         body(g);
         return ERR_OK;
@@ -216,7 +219,7 @@ template <typename Body> int guarded(struct comm *c, struct error *err, Body bod
     } catch (const std::exception &e) {
         try {
             bool timed_out = std::chrono::steady_clock::now() - start >= g.rank->op_timeout;
-            return explain(c, g, e.what(), timed_out, err);
+            return explain(g, e.what(), timed_out, err);
         } catch (const std::exception &second) {
             return error_set(err, ERR_PEER_LOST, "%s", second.what());
         }
@@ -367,6 +370,27 @@ int gloo_all_gather(struct comm *c, struct kstream *ks, const void *in, void *ou
     });
 }
 
+/* Segment i of what is sent travels with segment i of what is received. */
+int gloo_exchange(struct comm *c, struct kstream *ks, const struct comm_message *send, const struct comm_message *recv,
+                  struct error *err)
+{
+    (void)ks;
+    return guarded(c, err, [&](Group &g) {
+        int gives = send ? send->n : 0, takes = recv ? recv->n : 0, n = std::max(gives, takes);
+        g.from = recv ? recv->peer : send->peer;
+        auto range = [](const struct comm_message *m, int i, int count) {
+            return i < count ? (size_t)m->segments[i].count * dtype_size(m->segments[i].dtype) : 0;
+        };
+        for (int i = 0; i < n; i++) {
+            size_t give = range(send, i, gives), take = range(recv, i, takes);
+            char none;
+            auto out = g.context->createUnboundBuffer(give ? send->segments[i].data : &none, give);
+            auto in = g.context->createUnboundBuffer(take ? recv->segments[i].data : &none, take);
+            exchange(g, send ? send->peer : 0, {*out, 0, give}, recv ? recv->peer : 0, {*in, 0, take});
+        }
+    });
+}
+
 void gloo_destroy(struct comm *c)
 {
     delete static_cast<Group *>(c->state);
@@ -374,42 +398,52 @@ void gloo_destroy(struct comm *c)
 }
 
 const struct comm_backend gloo_backend = {
-    "gloo", gloo_all_reduce, gloo_reduce_scatter, gloo_all_gather, gloo_destroy,
+    "gloo", gloo_all_reduce, gloo_reduce_scatter, gloo_all_gather, gloo_exchange, gloo_destroy,
 };
 
 /* ---- connecting ------------------------------------------------------------ */
 
-std::shared_ptr<gloo::rendezvous::Context> connect(int rank, int size, const std::string &group, int base,
+std::shared_ptr<gloo::rendezvous::Context> connect(const struct comm_place &place, const std::string &group,
                                                    const struct rendezvous *rv,
                                                    std::shared_ptr<gloo::transport::Device> &device,
                                                    milliseconds timeout)
 {
-    GroupStore store(rv, group, base, std::chrono::steady_clock::now() + timeout);
-    auto context = std::make_shared<gloo::rendezvous::Context>(rank, size);
+    GroupStore store(rv, group, place, std::chrono::steady_clock::now() + timeout);
+    auto context = std::make_shared<gloo::rendezvous::Context>(place.rank, place.size);
     /* Gloo waits five times this long for a connection; the store has its own deadline. */
     context->setTimeout(std::max(milliseconds(1), timeout / 5));
     context->connectFullMesh(store, device);
     return context;
 }
 
-void fill(struct comm *c, struct comms *all, enum comm_group group, int rank, int size, int world_rank, Group *state)
+/* The group's end of this rank. A group of all ranks shares the world's connections; a group of one has none. */
+void join(struct comms *all, enum comm_group group, const struct comm_place &place, int world_rank,
+          const std::shared_ptr<Rank> &rank, const std::shared_ptr<gloo::rendezvous::Context> &context)
 {
+    struct comm *c = comms_group(all, group);
     c->backend = &gloo_backend;
     c->group = group;
-    c->rank = rank;
-    c->size = size;
+    c->rank = place.rank;
+    c->size = place.size;
     c->world_rank = world_rank;
     c->counters = &all->counters;
     c->seconds = &all->seconds;
-    c->state = state;
+    if (!context)
+        return;
+    auto state = std::make_unique<Group>();
+    state->rank = rank;
+    state->context = context;
+    state->place = place;
+    c->state = state.release();
 }
 
 } // namespace
 
-int gloo_comms_create(int rank, int world, int tp, const char *bind_address, const struct rendezvous *rv,
+int gloo_comms_create(int rank, const struct comm_layout *layout, const char *bind_address, const struct rendezvous *rv,
                       int connect_timeout_ms, int op_timeout_ms, struct comms *out, struct error *err)
 {
     std::memset(out, 0, sizeof *out);
+    int world = comm_world_size(layout);
     try {
         gloo::transport::tcp::attr attributes;
         attributes.hostname = bind_address;
@@ -422,26 +456,30 @@ int gloo_comms_create(int rank, int world, int tp, const char *bind_address, con
             rc = peers_watch(shared->peers, GRACE_MS, end_waits, shared.get(), err);
         if (rc)
             return rc;
-        auto all = std::make_unique<Group>();
-        all->rank = shared;
-        all->context = connect(rank, world, "world", 0, rv, device, timeout);
-        all->base = 0;
-        auto slice = std::make_unique<Group>();
-        slice->rank = shared;
-        slice->base = rank / tp * tp;
-        slice->context = tp == world ? all->context
-                                     : connect(rank % tp, tp, "tp" + std::to_string(rank / tp), slice->base, rv, device,
-                                               timeout);
-        fill(&out->world, out, GROUP_WORLD, rank, world, rank, all.release());
-        fill(&out->tp, out, GROUP_TP, rank % tp, tp, rank, slice.release());
+        std::shared_ptr<gloo::rendezvous::Context> contexts[GROUP_COUNT];
+        struct comm_place places[GROUP_COUNT];
+        for (int g = 0; g < GROUP_COUNT; g++) {
+            places[g] = comm_place_of(layout, rank, (enum comm_group)g);
+            std::string name = comm_group_name((enum comm_group)g);
+            if (g != GROUP_WORLD && places[g].size == world)
+                contexts[g] = contexts[GROUP_WORLD];
+            else if (places[g].size > 1 || g == GROUP_WORLD)
+                contexts[g] = connect(places[g], g == GROUP_WORLD ? name : name + std::to_string(places[g].first), rv,
+                                      device, timeout);
+        }
+        for (int g = 0; g < GROUP_COUNT; g++)
+            join(out, (enum comm_group)g, places[g], rank, shared, contexts[g]);
         return ERR_OK;
     } catch (const Failure &failure) {
+        comms_destroy(out);
         if (err)
             *err = failure.error;
         return failure.error.code;
     } catch (const std::bad_alloc &) {
+        comms_destroy(out);
         return error_set(err, ERR_NOMEM, "out of memory while connecting the ranks");
     } catch (const std::exception &e) {
+        comms_destroy(out);
         error_set(err, ERR_PEER_LOST, "cannot connect the ranks over %s: %s", bind_address, e.what());
         return error_hint(err, "the data address of the agent must be an address of this machine that the other nodes reach");
     }

@@ -14,7 +14,8 @@ enum plan_buffer {
     BUF_GRADS,
     BUF_MOMENT1,
     BUF_MOMENT2,
-    /* of a block, for its backward: one a layer where recompute keeps it (memory.c), else one in all */
+    /* of a block, for its backward: one a layer of the stage and micro-batch under way where recompute keeps it
+     * (memory.c), else one in all */
     BUF_X1, /* [T, x] residual at norm1 */
     BUF_X2, /* [T, x] residual at norm2 */
     BUF_N1, /* [T, x] norm1's output; ONLINE: x * gain */
@@ -38,6 +39,7 @@ enum plan_buffer {
     /* scratch of a block */
     BUF_Y,        /* [T, x] what a block adds to the residual */
     BUF_DX,       /* [T, x] gradient of the residual */
+    BUF_DX_IN,    /* [T, x] the same as it comes from the next stage; absent on the last */
     BUF_DN,       /* [T, x] gradient of a norm's output */
     BUF_DBRANCH,  /* [T, x] likewise of one branch; absent where branches go together */
     BUF_DINNER,   /* [T, max(q, mlp)] gradient of ctx, of the product */
@@ -50,8 +52,8 @@ enum plan_buffer {
     BUF_EVAL,    /* loss sum and tokens of an evaluation, fp64 */
     BUF_INPUTS,  /* [T] i32 */
     BUF_TARGETS, /* [T] i32 */
-    /* edges */
-    BUF_XF,     /* [T, x] residual at the last norm */
+    /* edges; all but the first on the last stage only */
+    BUF_XF,     /* [T, x] residual behind the stage: at the last norm, or for the next stage */
     BUF_RF,     /* [T] stat S, then R */
     BUF_NF,     /* [T, x] its output */
     BUF_NFULL,  /* [T, d]; absent where NF is it */
@@ -66,15 +68,15 @@ enum { PLAN_ALIGN = 256, PLAN_BLOCK_BYTES = 256 };
 struct plan_place {
     enum plan_memory_category category;
     int64_t bytes;  /* of one; 0 = absent */
-    int64_t copies; /* layers, or 1 */
+    int64_t copies; /* layers * micro-batches under way, or 1 */
     int64_t offset; /* of the first, a multiple of PLAN_ALIGN */
-    int64_t stride; /* from layer to layer; 0 when all layers share one */
+    int64_t stride; /* from layer to layer, and from a micro-batch's last to the next one's first; 0: one for all */
 };
 struct plan_arena {
     struct plan_place at[BUF_COUNT];
     int64_t total; /* saturates at INT64_MAX: more than any machine has */
 };
-void plan_arena(const struct plan *p, const struct plan_backend *b, struct plan_arena *out);
+void plan_arena(const struct plan *p, int stage, const struct plan_backend *b, struct plan_arena *out);
 
 /* Bytes from the start of a [T, n] latent to its [T] statistic. Equal types: directly behind, so
  * that both travel as one segment of T(n + 1) elements; else on the next aligned address. */

@@ -9,9 +9,10 @@ static void add(struct plan_comm *c, int64_t times, int64_t calls, int64_t eleme
     c->elements += times * elements;
 }
 
-/* What one micro-batch adds: `times` of it, counted for pass `pass`. */
+/* What one micro-batch adds in one stage: `times` of it, counted for pass `pass`. */
 struct tally {
     const struct plan *p;
+    const struct plan_stage *stage;
     struct plan_comm_counts *out;
     int pass;
     int64_t times;
@@ -25,7 +26,8 @@ static void call(const struct tally *y, int kind, int64_t times, int64_t calls, 
 /* Cross-entropy: maximum of the logits, then three sums. */
 static void loss(const struct tally *y)
 {
-    call(y, PLAN_ALL_REDUCE, 1, 2, y->p->T + 3 * y->p->T);
+    if (y->stage->last)
+        call(y, PLAN_ALL_REDUCE, 1, 2, y->p->T + 3 * y->p->T);
 }
 
 /* ---- BTP ---- */
@@ -33,14 +35,15 @@ static void loss(const struct tally *y)
 static void btp_forward(const struct tally *y)
 {
     const struct plan *p = y->p;
-    int64_t T = p->T, d = p->d, r = p->r, L = p->L;
+    int64_t T = p->T, d = p->d, r = p->r, L = y->stage->layers;
     /* Latents 3r, r, 2r, r. The statistic of two norms goes along, or on its own. */
     call(y, PLAN_ALL_REDUCE, L, p->grouped ? 4 : 7, 7 * T * r);
     call(y, PLAN_ALL_REDUCE, L, p->norm_online ? 0 : 2, 2 * T);
-    /* Last norm's statistic. */
-    call(y, PLAN_ALL_REDUCE, 1, 1, T);
-    call(y, PLAN_ALL_GATHER, 1, 1, T * d);
-    if (p->tied)
+    if (y->stage->last) { /* the last norm's statistic and output */
+        call(y, PLAN_ALL_REDUCE, 1, 1, T);
+        call(y, PLAN_ALL_GATHER, 1, 1, T * d);
+    }
+    if (y->stage->first && p->tied)
         call(y, PLAN_REDUCE_SCATTER, 1, 1, T * d);
     loss(y);
 }
@@ -48,34 +51,37 @@ static void btp_forward(const struct tally *y)
 static void btp_backward(const struct tally *y)
 {
     const struct plan *p = y->p;
-    int64_t T = p->T, d = p->d, r = p->r, L = p->L;
+    int64_t T = p->T, d = p->d, r = p->r, L = y->stage->layers;
     call(y, PLAN_ALL_REDUCE, L, p->grouped ? 4 : 7, 7 * T * r);
     if (!p->norm_online)
         call(y, PLAN_ALL_REDUCE, L, 2, 2 * T);
-    call(y, PLAN_REDUCE_SCATTER, 1, 1, T * d);
-    if (p->tied)
+    if (y->stage->last)
+        call(y, PLAN_REDUCE_SCATTER, 1, 1, T * d);
+    if (y->stage->first && p->tied)
         call(y, PLAN_ALL_GATHER, 1, 1, T * d);
 }
 
 /* ---- FULL ---- */
 
 /* The embedding's output; the gradient of the head's input. */
-static void replicated_edge(const struct tally *y)
+static void replicated_edge(const struct tally *y, bool here)
 {
-    call(y, PLAN_ALL_REDUCE, 1, 1, y->p->T * y->p->d);
+    if (here)
+        call(y, PLAN_ALL_REDUCE, 1, 1, y->p->T * y->p->d);
 }
 
 static void full_forward(const struct tally *y)
 {
-    call(y, PLAN_ALL_REDUCE, y->p->L, 2, 2 * y->p->T * y->p->d); /* behind o and down */
-    replicated_edge(y);
+    call(y, PLAN_ALL_REDUCE, y->stage->layers, 2, 2 * y->p->T * y->p->d); /* behind o and down */
+    replicated_edge(y, y->stage->first);
     loss(y);
 }
 
 static void full_backward(const struct tally *y)
 {
-    call(y, PLAN_ALL_REDUCE, y->p->L, 2, 2 * y->p->T * y->p->d); /* in front of q, k, v and of gate, up */
-    replicated_edge(y);
+    /* In front of q, k, v and of gate, up. */
+    call(y, PLAN_ALL_REDUCE, y->stage->layers, 2, 2 * y->p->T * y->p->d);
+    replicated_edge(y, y->stage->last);
 }
 
 /* ---- VANILLA ---- */
@@ -88,7 +94,7 @@ static int64_t qkv_width(const struct plan *p)
 static void vanilla_forward(const struct tally *y)
 {
     const struct plan *p = y->p;
-    int64_t T = p->T, d = p->d, f = p->f, L = p->L;
+    int64_t T = p->T, d = p->d, f = p->f, L = y->stage->layers;
     if (p->published) {
         call(y, PLAN_ALL_REDUCE, L, 3, T * qkv_width(p));
     } else { /* onto heads, and back */
@@ -96,14 +102,14 @@ static void vanilla_forward(const struct tally *y)
         call(y, PLAN_ALL_GATHER, L, 1, T * d);
     }
     call(y, PLAN_ALL_REDUCE, L, 4, T * (2 * d + 2 * f)); /* o, gate, up, down */
-    replicated_edge(y);
+    replicated_edge(y, y->stage->first);
     loss(y);
 }
 
 static void vanilla_backward(const struct tally *y)
 {
     const struct plan *p = y->p;
-    int64_t T = p->T, d = p->d, f = p->f, L = p->L;
+    int64_t T = p->T, d = p->d, f = p->f, L = y->stage->layers;
     if (p->published) {
         call(y, PLAN_ALL_REDUCE, L, 1, T * d);
     } else {
@@ -113,7 +119,7 @@ static void vanilla_backward(const struct tally *y)
     /* In front of q k v, of gate up, of down: once for branches that share an A. */
     int64_t qkv = p->grouped ? 1 : 3, gu = p->grouped ? 1 : 2;
     call(y, PLAN_ALL_REDUCE, L, qkv + gu + 1, T * (qkv * d + gu * d + f));
-    replicated_edge(y);
+    replicated_edge(y, y->stage->last);
 }
 
 /* ---- all ---- */
@@ -128,16 +134,24 @@ static const struct counted strategies[] = {
     [BOOST__STRATEGY__VALUE__BTP] = {btp_forward, btp_backward},
 };
 
-void plan_comm_counts(const struct plan *p, struct plan_comm_counts *out)
+void plan_stage_comm_counts(const struct plan *p, int index, struct plan_comm_counts *out)
 {
     enum { AGREEMENT = 8 };
+    struct plan_stage stage;
+    plan_stage_at(p, index, &stage);
     memset(out, 0, sizeof *out);
+    plan_parallel_counts(p, &stage, out);
     if (p->tp > 1) {
         const struct counted *s = &strategies[p->strategy];
-        s->forward(&(struct tally){p, out, PLAN_FORWARD, p->accumulation});
-        s->backward(&(struct tally){p, out, PLAN_BACKWARD, p->accumulation});
-        s->forward(&(struct tally){p, out, PLAN_EVAL, 1});
+        s->forward(&(struct tally){p, &stage, out, PLAN_FORWARD, p->accumulation});
+        s->backward(&(struct tally){p, &stage, out, PLAN_BACKWARD, p->accumulation});
+        s->forward(&(struct tally){p, &stage, out, PLAN_EVAL, 1});
     }
     if (p->world > 1)
         add(&out->world[PLAN_ALL_REDUCE][PLAN_STEP], 1, 1, AGREEMENT);
+}
+
+void plan_comm_counts(const struct plan *p, struct plan_comm_counts *out)
+{
+    plan_stage_comm_counts(p, 0, out);
 }

@@ -35,6 +35,7 @@ int64_t plan_statistic_offset(const struct plan *p, const struct plan_backend *b
 
 struct sizing {
     const struct plan *p;
+    struct plan_stage stage;
     const struct plan_backend *b;
     const struct plan_cut *cut;
     struct plan_widths w;
@@ -62,7 +63,7 @@ static void put_saved(struct sizing *z, enum plan_buffer buffer, enum keep keep,
     };
     bool kept = keep <= last_kept[z->p->recompute];
     put(z, buffer, kept ? MEM_SAVED : MEM_SCRATCH, bytes);
-    z->arena->at[buffer].copies = kept ? z->p->L : 1;
+    z->arena->at[buffer].copies = kept ? mul(z->stage.layers, z->stage.slots) : 1;
 }
 
 /* n columns of T rows. */
@@ -74,13 +75,14 @@ static int64_t rows_of(const struct sizing *z, int64_t n, enum dtype t)
 static void size_parameters(struct sizing *z)
 {
     const struct plan_backend *b = z->b;
-    int64_t n = plan_parameter_elements(z->p);
+    int64_t n = z->stage.elements;
     int64_t act = mul(n, (int64_t)dtype_size(b->act)), grad = mul(n, (int64_t)dtype_size(b->grad));
+    int64_t state = z->p->zero ? grad / z->p->dp : grad; /* this replica's pieces only */
     put(z, BUF_WEIGHTS, MEM_WEIGHTS, act);
-    put(z, BUF_MASTER, MEM_MASTER, b->act == b->grad ? 0 : grad);
+    put(z, BUF_MASTER, MEM_MASTER, b->act == b->grad ? 0 : state);
     put(z, BUF_GRADS, MEM_GRADS, grad);
-    put(z, BUF_MOMENT1, MEM_MOMENTS, grad);
-    put(z, BUF_MOMENT2, MEM_MOMENTS, grad);
+    put(z, BUF_MOMENT1, MEM_MOMENTS, state);
+    put(z, BUF_MOMENT2, MEM_MOMENTS, state);
 }
 
 /* Residuals and norms. Where the latent is cut, the sum behind o is a collective: its result is kept. */
@@ -136,6 +138,7 @@ static void size_scratch(struct sizing *z)
     int64_t residual = rows_of(z, z->w.x, z->b->act);
     put(z, BUF_Y, MEM_SCRATCH, residual);
     put(z, BUF_DX, MEM_SCRATCH, residual);
+    put(z, BUF_DX_IN, MEM_SCRATCH, z->stage.last ? 0 : residual);
     put(z, BUF_DN, MEM_SCRATCH, residual);
     put(z, BUF_DBRANCH, MEM_SCRATCH, z->p->grouped || z->p->norm_online ? 0 : residual);
     put(z, BUF_DLATENT, MEM_SCRATCH, rows_of(z, 3 * z->w.latent, z->b->act));
@@ -152,6 +155,8 @@ static void size_edges(struct sizing *z)
     const struct plan *p = z->p;
     enum dtype act = z->b->act, stat = z->b->stat;
     put(z, BUF_XF, MEM_HEAD, rows_of(z, z->w.x, act));
+    if (!z->stage.last)
+        return;
     put(z, BUF_RF, MEM_HEAD, rows_of(z, 1, stat));
     put(z, BUF_NF, MEM_HEAD, rows_of(z, z->w.x, act));
     put(z, BUF_NFULL, MEM_HEAD, z->w.x < p->d ? rows_of(z, p->d, act) : 0);
@@ -161,10 +166,11 @@ static void size_edges(struct sizing *z)
     put(z, BUF_C, MEM_HEAD, rows_of(z, 1, stat));
 }
 
-void plan_arena(const struct plan *p, const struct plan_backend *b, struct plan_arena *out)
+void plan_arena(const struct plan *p, int stage, const struct plan_backend *b, struct plan_arena *out)
 {
     memset(out, 0, sizeof *out);
     struct sizing z = {.p = p, .b = b, .cut = plan_cut(p), .arena = out};
+    plan_stage_at(p, stage, &z.stage);
     plan_widths(p, &z.w);
     size_parameters(&z);
     size_stream(&z);
@@ -194,16 +200,27 @@ void plan_backend_estimate(const struct plan *p, struct plan_backend *out)
         mul((pairs < PAIRS ? pairs : PAIRS) * 2 * TILE_ROWS, mul(p->s + 1, (int64_t)dtype_size(t)));
 }
 
-void plan_memory(const struct plan *p, const struct plan_backend *b, struct plan_memory *out)
+void plan_stage_memory(const struct plan *p, int stage, const struct plan_backend *b, struct plan_memory *out)
 {
     struct plan_arena arena;
-    plan_arena(p, b, &arena);
+    plan_arena(p, stage, b, &arena);
     memset(out, 0, sizeof *out);
     for (int i = 0; i < BUF_COUNT; i++) {
         const struct plan_place *at = &arena.at[i];
         out->bytes[at->category] = add(out->bytes[at->category], mul(aligned(at->bytes), at->copies));
     }
     out->total = arena.total;
+}
+
+void plan_memory(const struct plan *p, const struct plan_backend *b, struct plan_memory *out)
+{
+    plan_stage_memory(p, 0, b, out);
+    for (int stage = 1; stage < p->pp; stage++) {
+        struct plan_memory m;
+        plan_stage_memory(p, stage, b, &m);
+        if (m.total > out->total)
+            *out = m;
+    }
 }
 
 const char *plan_memory_name(enum plan_memory_category c)

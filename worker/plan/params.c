@@ -47,8 +47,7 @@ static const struct entry full_rank_entries[] = {
 /* clang-format on */
 enum {
     LOW_RANK_ENTRIES = sizeof low_rank_entries / sizeof low_rank_entries[0],
-    FULL_RANK_ENTRIES = sizeof full_rank_entries / sizeof full_rank_entries[0],
-    ELEMENT_ALIGN = 128
+    FULL_RANK_ENTRIES = sizeof full_rank_entries / sizeof full_rank_entries[0]
 };
 
 /* Of embedding, head and dense layers. */
@@ -211,7 +210,7 @@ static int64_t advance(const struct plan *p, int64_t from, int64_t to, int64_t o
         bool first;
         describe(p, 0, i, &t, &first);
         if (first)
-            offset = round_up(offset, ELEMENT_ALIGN);
+            offset = round_up(offset, PLAN_ELEMENT_ALIGN);
         offset += stored_elements(p, &t);
     }
     return offset;
@@ -219,13 +218,13 @@ static int64_t advance(const struct plan *p, int64_t from, int64_t to, int64_t o
 
 static int64_t layer_elements(const struct plan *p, int64_t layer)
 {
-    return round_up(advance(p, first_of_layer(p, layer), first_of_layer(p, layer + 1), 0), ELEMENT_ALIGN);
+    return round_up(advance(p, first_of_layer(p, layer), first_of_layer(p, layer + 1), 0), plan_unit_align(p));
 }
 
 /* Elements in front of a layer; all layers are alike, so only one of them is walked. */
 static int64_t layer_offset(const struct plan *p, int64_t layer)
 {
-    int64_t layers_at = round_up(advance(p, 0, 1, 0), ELEMENT_ALIGN);
+    int64_t layers_at = round_up(advance(p, 0, 1, 0), plan_unit_align(p));
     return layers_at + layer * layer_elements(p, 0);
 }
 
@@ -236,11 +235,12 @@ static int64_t offset_of(const struct plan *p, int64_t i)
     if (i == 0)
         return 0;
     if (i >= behind_layers)
-        return round_up(advance(p, behind_layers, i, layer_offset(p, p->L)), ELEMENT_ALIGN);
+        return round_up(advance(p, behind_layers, i, layer_offset(p, p->L)),
+                        i == plan_tensor_count(p) ? plan_unit_align(p) : PLAN_ELEMENT_ALIGN);
     int64_t layer = (i - 1) / layer_entries(p), first = first_of_layer(p, layer);
     int64_t at = advance(p, first, i, 0);
     if (entry_at(p, i - first).first_of_group)
-        at = round_up(at, ELEMENT_ALIGN);
+        at = round_up(at, PLAN_ELEMENT_ALIGN);
     return layer_offset(p, layer) + at;
 }
 

@@ -49,13 +49,19 @@ struct plan {
     int tp, pp, dp, world;
     int64_t micro_batch, global_batch, accumulation; /* accumulation = global / (micro * dp) */
     int64_t T;
+    int zero;             /* 1: moments and master weights are cut over dp */
+    int64_t bucket_bytes; /* of gradients, dp > 1 */
     Boost__Precision__Value precision;
     uint64_t init_seed, data_seed;
     double beta1, beta2, eps, weight_decay, grad_clip;
     bool decay_embeddings;
 };
 MUST_USE int plan_make(const Boost__JobSpec *resolved, struct plan *out, struct error *err);
+/* rank = (pp_rank * dp + dp_rank) * tp + tp_rank */
 int plan_tp_rank(const struct plan *p, int rank);
+int plan_dp_rank(const struct plan *p, int rank);
+int plan_pp_rank(const struct plan *p, int rank);
+int plan_rank(const struct plan *p, int pp_rank, int dp_rank, int tp_rank);
 
 /* ---- how a strategy cuts a block -------------------------------------------- */
 
@@ -126,6 +132,44 @@ int64_t plan_parameter_elements(const struct plan *p);
 /* Parameters without vocabulary padding. */
 int64_t plan_parameters(const struct plan *p);
 
+/* ---- pipeline stages and replicas (parallel.c) ------------------------------- */
+
+/* A stage has a run of layers; with pp not dividing L the first L % pp stages have one more. The
+ * functions above describe the whole model; a stage's buffers hold its own tensors only. */
+struct plan_stage {
+    int index;
+    bool first, last;
+    bool embedding; /* holds the embedding table: the first stage, and the last one when tied */
+    int64_t layer0, layers;
+    int64_t slots;    /* micro-batches between their forward and their backward at any time: what is saved */
+    int64_t tensors;  /* of the stage, in canonical order */
+    int64_t elements; /* of a parameter-shaped buffer, padding included; a multiple of dp under zero 1 */
+    int64_t tensor0,
+        shift; /* canonical number of its first tensor behind the table; whole-model offset less the stage's */
+};
+void plan_stage_at(const struct plan *p, int index, struct plan_stage *out);
+/* Tensor i of the stage as `rank` holds it: offset in the stage's buffers; a tied table counts on the first stage. */
+void plan_stage_tensor_at(const struct plan *p, const struct plan_stage *stage, int rank, int64_t i,
+                          struct plan_tensor *out);
+/* The rank that counts (and writes) replica `replica`'s part of what `rank` holds as tensor i. */
+int plan_writer(const struct plan *p, const struct plan_stage *stage, int rank, int64_t i, int replica);
+
+/* Gradients travel over dp in buckets: whole layers from the last one on until bucket_bytes are reached (with
+ * them what follows the blocks), the embedding by itself. */
+struct plan_bucket {
+    int64_t first, elements; /* a range of a parameter-shaped buffer */
+    int64_t after;           /* complete behind this layer's backward; L: the head's, -1: the embedding's */
+};
+/* In the order of the backward; at most layers + 2. out may be NULL: the count. */
+int64_t plan_buckets(const struct plan *p, const struct plan_stage *stage, int64_t element_bytes,
+                     struct plan_bucket *out);
+/* A bucket is cut in dp pieces, one a replica (under zero 1 equal ones): whose it is to update
+ * (zero 1), to count in the norm and to write in checkpoints. */
+void plan_piece(const struct plan *p, const struct plan_bucket *bucket, int dp_rank, int64_t *first, int64_t *count);
+/* The elements of slice t that replica dp_rank owns: one range, [first, first + count) of its nrows * ncols. */
+void plan_owned(const struct plan *p, const struct plan_bucket *buckets, int64_t n, int dp_rank,
+                const struct plan_tensor *t, int64_t *first, int64_t *count);
+
 /* ---- communication: closed forms ------------------------------------------- */
 
 struct plan_comm {
@@ -136,13 +180,24 @@ struct plan_comm {
  * micro-batch (PASS_EVAL), in the tp group; `world` gives the agreement. Formulas:
  * worker/plan/README.md. Indices are enum comm_kind, comm_pass of worker/comm/comm.h by number
  * (this library includes nothing above it; worker/step.c asserts that they agree). */
-enum { PLAN_ALL_REDUCE, PLAN_REDUCE_SCATTER, PLAN_ALL_GATHER, PLAN_KINDS };
+enum { PLAN_ALL_REDUCE, PLAN_REDUCE_SCATTER, PLAN_ALL_GATHER, PLAN_SEND, PLAN_RECV, PLAN_KINDS };
 enum { PLAN_FORWARD, PLAN_BACKWARD, PLAN_RECOMPUTE, PLAN_STEP, PLAN_EVAL, PLAN_PASSES };
 struct plan_comm_counts {
     struct plan_comm tp[PLAN_KINDS][PLAN_PASSES];
     struct plan_comm world[PLAN_KINDS][PLAN_PASSES];
+    struct plan_comm pp[PLAN_KINDS][PLAN_PASSES]; /* a send or receive of each micro-batch over each border */
+    struct plan_comm dp[PLAN_KINDS][PLAN_PASSES];
+    struct plan_comm ends[PLAN_KINDS][PLAN_PASSES]; /* first and last stage of a tied model */
 };
+/* Of a rank of the given stage. An evaluation's sum over the world is not in: one all-reduce of 2 fp64 for all of it.
+ */
+void plan_stage_comm_counts(const struct plan *p, int stage, struct plan_comm_counts *out);
+/* Of the first stage: of every rank when pp = 1. */
 void plan_comm_counts(const struct plan *p, struct plan_comm_counts *out);
+/* The part of pp, dp and ends (parallel.c). */
+void plan_parallel_counts(const struct plan *p, const struct plan_stage *stage, struct plan_comm_counts *out);
+/* Elements that cross the border of two stages for one micro-batch, each way. */
+int64_t plan_boundary_elements(const struct plan *p);
 
 /* ---- memory ------------------------------------------------------------------ */
 
@@ -168,6 +223,8 @@ struct plan_backend {
 };
 /* Of the CPU backend of the plan's precision, for who has no kernels to ask. */
 void plan_backend_estimate(const struct plan *p, struct plan_backend *out);
+void plan_stage_memory(const struct plan *p, int stage, const struct plan_backend *b, struct plan_memory *out);
+/* Of the stage that needs most. */
 void plan_memory(const struct plan *p, const struct plan_backend *b, struct plan_memory *out);
 const char *plan_memory_name(enum plan_memory_category c);
 

@@ -185,6 +185,8 @@ int plan_make(const Boost__JobSpec *resolved, struct plan *out, struct error *er
         .world = par->tp * par->pp * par->dp,
         .micro_batch = par->micro_batch,
         .global_batch = par->global_batch,
+        .zero = par->zero,
+        .bucket_bytes = (int64_t)par->bucket_mib << 20,
         .precision = run->precision,
         .init_seed = (uint64_t)run->seed,
         .data_seed = (uint64_t)data->seed,
@@ -200,9 +202,4 @@ int plan_make(const Boost__JobSpec *resolved, struct plan *out, struct error *er
     out->accumulation = out->global_batch / (out->micro_batch * out->dp);
     out->T = out->micro_batch * out->s;
     return ERR_OK;
-}
-
-int plan_tp_rank(const struct plan *p, int rank)
-{
-    return rank % p->tp; /* rank = (pp_index * dp + dp_index) * tp + tp_index */
 }

@@ -69,6 +69,12 @@ static void layout_names_legal_values(void **state)
     CHANGE(ERR_INVALID, "is odd", "even", model->heads = model->kv_heads = 8; parallel->tp = 1);
     CHANGE(ERR_INVALID, "above 2147483647", "lower", parallel->global_batch = 100000; parallel->has_micro_batch = 1;
            parallel->micro_batch = 100000; spec->data->seq_len = 1 << 20);
+    CHANGE(ERR_INVALID, "parallel.pp = 4 stages are more than model.layers = 3", "set parallel.pp to at most 3",
+           parallel->has_pp = 1;
+           parallel->pp = 4);
+    CHANGE(ERR_INVALID, "parallel.global_batch = 12 is not a multiple of parallel.dp = 5", "10 or 15",
+           parallel->has_dp = 1;
+           parallel->dp = 5);
     struct job j;
     job_open(&j);
     Boost__Resources res = BOOST__RESOURCES__INIT;
@@ -120,15 +126,12 @@ static void options_that_do_not_apply(void **state)
            parallel->strategy = BOOST__STRATEGY__VALUE__VANILLA; model->rank = 6; parallel->has_norm = 1;
            parallel->norm = BOOST__NORM__VALUE__ONLINE);
     CHANGE(ERR_INVALID, "parallel.zero = 1", "dp", parallel->has_zero = 1; parallel->zero = 1);
+    CHANGE(ERR_INVALID, "parallel.bucket_mib = 8", "dp", parallel->has_bucket_mib = 1; parallel->bucket_mib = 8);
 }
 
 static void unbuilt_things_are_named(void **state)
 {
     (void)state;
-    CHANGE(ERR_UNSUPPORTED, "parallel.pp = 2 is not built in this version (pipeline parallelism)", "set parallel.pp: 1",
-           parallel->has_pp = 1;
-           parallel->pp = 2);
-    CHANGE(ERR_UNSUPPORTED, "parallel.dp = 2", "set parallel.dp: 1", parallel->has_dp = 1; parallel->dp = 2);
     CHANGE(ERR_UNSUPPORTED, "model.factorization = LAX", "FULL_RANK or SVD or COLA",
            model->factorization = BOOST__FACTORIZATION__VALUE__LAX);
     CHANGE(ERR_UNSUPPORTED, "parallel.deterministic = false", "set parallel.deterministic: true",

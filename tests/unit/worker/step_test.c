@@ -416,12 +416,17 @@ static void wrong_groups_are_refused(void **state)
     struct error err;
     c.tp = 2;
     tiny_plan(&c, &p);
-    assert_int_equal(local_world_create(1, 1, &world, &err), 0);
+    struct comm_layout alone = {.tp = 1, .dp = 1, .pp = 1};
+    assert_int_equal(local_world_create(&alone, &world, &err), 0);
     assert_int_equal(local_comms_join(world, 0, &comms, &err), 0);
     assert_int_equal(engine_create(&p, kernels_cpu_fp64(), &comms, 0, 1, &e, &err), ERR_INTERNAL);
     assert_null(e);
+    p.tp = 1;
     p.dp = 2;
-    assert_int_equal(engine_create(&p, kernels_cpu_fp64(), &comms, 0, 1, &e, &err), ERR_UNSUPPORTED);
+    assert_int_equal(engine_create(&p, kernels_cpu_fp64(), &comms, 0, 1, &e, &err), ERR_INTERNAL);
+    p.dp = 1;
+    p.pp = 2;
+    assert_int_equal(engine_create(&p, kernels_cpu_fp64(), &comms, 0, 1, &e, &err), ERR_INTERNAL);
     comms_destroy(&comms);
     local_world_destroy(world);
 }

@@ -51,7 +51,8 @@ struct tiny {
     struct tiny_way way;
     bool tied, mlp_silu, fp64;
     int d, f, r, L, h, hk, V, s;
-    int micro, global, tp;
+    int micro, global, tp, dp, pp, zero;
+    int64_t bucket_bytes; /* 0: the default, more than these models have */
     double lr, clip, decay;
     int64_t seed;
 };
@@ -70,6 +71,8 @@ static const struct tiny tiny_default = {
     .micro = 2,
     .global = 2,
     .tp = 1,
+    .dp = 1,
+    .pp = 1,
     .lr = 3e-3,
     .clip = 1,
     .decay = 0.01,
@@ -119,6 +122,9 @@ static inline void tiny_plan(const struct tiny *c, struct plan *out)
     if (c->way.published)
         PUT(parallel, vanilla_attention, BOOST__VANILLA_ATTENTION__VALUE__PUBLISHED);
     PUT(parallel, tp, c->tp);
+    PUT(parallel, dp, c->dp ? c->dp : 1);
+    PUT(parallel, pp, c->pp ? c->pp : 1);
+    PUT(parallel, zero, c->zero);
     PUT(parallel, micro_batch, c->micro);
     PUT(parallel, global_batch, c->global);
     data.n_train = 1;
@@ -145,6 +151,8 @@ static inline void tiny_plan(const struct tiny *c, struct plan *out)
     if (plan_resolve(&spec, &machine, &resolved, &err) || plan_make(resolved, out, &err))
         fail_msg("%s (%s)", err.message, err.hint);
     boost__job_spec__free_unpacked(resolved, NULL);
+    if (c->bucket_bytes)
+        out->bucket_bytes = c->bucket_bytes;
 }
 
 static inline const struct kernels *tiny_kernels(const struct plan *p)
@@ -190,7 +198,8 @@ static inline void tiny_run(const struct plan *plan, int threads,
 {
     struct error err = {0};
     struct local_world *world;
-    if (local_world_create(plan->world, plan->tp, &world, &err))
+    struct comm_layout layout = engine_layout(plan);
+    if (local_world_create(&layout, &world, &err))
         fail_msg("%s", err.message);
     struct tiny_rank *ranks = calloc((size_t)plan->world, sizeof *ranks);
     for (int i = 0; i < plan->world; i++) {
