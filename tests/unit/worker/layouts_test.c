@@ -1,8 +1,9 @@
 /* Any mix of tp, dp and pp against one rank in fp64: the loss and every gradient of step 1, and ten steps
  * of losses and norms; the weights and moments behind them, wherever they lie; counters. */
+#include "tests/unit/worker/processes.h"
 #include "tests/unit/worker/tiny.h"
 
-#include "worker/pipeline.h"
+#include <sys/mman.h>
 
 enum { STEPS = 10, MAX_TENSORS = 128, MAX_WORLD = 64 };
 
@@ -21,7 +22,19 @@ struct result {
     int n;
     struct whole tensors[MAX_TENSORS];
     pthread_mutex_t lock;
+    struct comm_counters counters[MAX_WORLD];
+    size_t used, room; /* of the memory behind this, which processes share */
 };
+enum { SHARED_BYTES = 16 << 20 };
+
+static void *allocate(struct result *r, size_t bytes)
+{
+    char *at = (char *)r + r->used;
+    r->used += (bytes + 63) / 64 * 64;
+    if (r->used > r->room)
+        abort();
+    return at;
+}
 
 static struct whole *find(struct result *r, const struct plan_tensor *p)
 {
@@ -33,8 +46,8 @@ static struct whole *find(struct result *r, const struct plan_tensor *p)
     w->rows = p->rows;
     w->cols = p->cols;
     for (int kind = 0; kind < STATE_KINDS; kind++) {
-        w->values[kind] = calloc((size_t)(p->rows * p->cols), sizeof(double));
-        w->seen[kind] = calloc((size_t)(p->rows * p->cols), 1);
+        w->values[kind] = allocate(r, (size_t)(p->rows * p->cols) * sizeof(double));
+        w->seen[kind] = allocate(r, (size_t)(p->rows * p->cols));
     }
     return w;
 }
@@ -114,21 +127,57 @@ static int train(struct engine *e, int rank, void *arg, struct error *err)
     return rc;
 }
 
-static void run(const struct tiny *c, int steps, struct result *out, struct comm_counters *counters)
+/* ---- a run, its ranks being threads or processes ---- */
+
+static const struct plan *process_plan;
+static struct result *process_result;
+
+static int process_body(struct comms *comms, int to_test)
+{
+    (void)to_test;
+    struct engine *e;
+    struct error err = {0};
+    int rank = comms->world.rank;
+    int rc = engine_create(process_plan, tiny_kernels(process_plan), comms, rank, 1, &e, &err);
+    if (!rc)
+        rc = train(e, rank, process_result, &err);
+    if (rc)
+        fprintf(stderr, "# rank %d: %s\n", rank, err.message);
+    process_result->counters[rank] = comms->counters;
+    engine_destroy(e);
+    return rc != 0;
+}
+
+static struct result *run(const struct tiny *c, int steps, bool processes)
 {
     struct plan p;
-    *out = (struct result){.c = *c, .steps = steps, .lock = PTHREAD_MUTEX_INITIALIZER};
+    struct result *r = mmap(NULL, SHARED_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(r != MAP_FAILED);
+    r->c = *c;
+    r->steps = steps;
+    r->used = (sizeof *r + 63) / 64 * 64;
+    r->room = SHARED_BYTES;
+    pthread_mutexattr_t shared;
+    pthread_mutexattr_init(&shared);
+    pthread_mutexattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
+    pthread_mutex_init(&r->lock, &shared);
     tiny_plan(c, &p);
-    tiny_run(&p, 1, train, out, counters);
+    if (!processes) {
+        tiny_run(&p, 1, train, r, r->counters);
+        return r;
+    }
+    struct comm_layout layout = engine_layout(&p);
+    struct world w;
+    process_plan = &p;
+    process_result = r;
+    start_layout(&w, p.world, &layout, 60000, process_body);
+    all_end_well(&w);
+    return r;
 }
 
 static void result_free(struct result *r)
 {
-    for (int i = 0; i < r->n; i++)
-        for (int kind = 0; kind < STATE_KINDS; kind++) {
-            free(r->tensors[i].values[kind]);
-            free(r->tensors[i].seen[kind]);
-        }
+    munmap(r, SHARED_BYTES);
 }
 
 static double relative(double a, double b)
@@ -160,9 +209,9 @@ static void compare(const char *layout, struct result *a, struct result *b, int 
     }
 }
 
-static const char *layout_text(const struct tiny *c, char out[160])
+static const char *layout_text(const struct tiny *c, char out[200])
 {
-    snprintf(out, 160,
+    snprintf(out, 200,
              "tp %d dp %d pp %d zero %d %s%s%s, V %d, %d layers, %d heads for %d, %d micro-batches, buckets of %lld",
              c->tp, c->dp, c->pp, c->zero, c->way.name, c->tied ? " tied" : "", c->fp64 ? "" : " fp32", c->V, c->L,
              c->hk, c->h, c->global / c->micro / c->dp, (long long)c->bucket_bytes);
@@ -196,42 +245,37 @@ static void check_counters(const struct tiny *c, int steps, const struct comm_co
 }
 
 /* The layout of c against one rank. */
-static void equals_one_rank(const struct tiny *c)
+static void equals_one_rank(const struct tiny *c, bool processes)
 {
-    char text[160];
+    char text[200];
     struct tiny alone = *c;
-    struct result one, many, one10, many10;
-    struct comm_counters counters[MAX_WORLD];
     alone.tp = alone.dp = alone.pp = 1;
     alone.zero = 0;
     alone.bucket_bytes = 0;
     alone.fp64 = true;
     layout_text(c, text);
     /* Step 1 alone, for its gradients. */
-    run(&alone, 1, &one, NULL);
-    run(c, 1, &many, NULL);
-    double exact = c->fp64 ? 1e-9 : 1e-4;
-    compare(text, &many, &one, 1 << STATE_GRAD, exact);
-    run(&alone, STEPS, &one10, NULL);
-    run(c, STEPS, &many10, counters);
-    check_counters(c, STEPS, counters);
-    assert_true(many10.tokens == one10.tokens && many10.eval_tokens == one10.eval_tokens);
+    struct result *one = run(&alone, 1, false), *many = run(c, 1, processes);
+    compare(text, many, one, 1 << STATE_GRAD, c->fp64 ? 1e-9 : 1e-4);
+    struct result *one10 = run(&alone, STEPS, false), *many10 = run(c, STEPS, processes);
+    check_counters(c, STEPS, many10->counters);
+    assert_true(many10->tokens == one10->tokens && many10->eval_tokens == one10->eval_tokens);
     /* In fp32 Adam's first updates, which are nearly signs, make roundings grow at once: two steps there. */
     double loss = 0, norm = 0;
     for (int s = 0; s < (c->fp64 ? STEPS : 2); s++) {
-        loss = fmax(loss, relative(many10.loss[s], one10.loss[s]));
-        norm = fmax(norm, relative(many10.norm[s], one10.norm[s]));
+        loss = fmax(loss, relative(many10->loss[s], one10->loss[s]));
+        norm = fmax(norm, relative(many10->norm[s], one10->norm[s]));
     }
-    print_message("%s: loss %.1e, norm %.1e\n", text, loss, norm);
+    print_message("%s%s: loss %.1e, norm %.1e\n", processes ? "Gloo, " : "", text, loss, norm);
     assert_true(loss < (c->fp64 ? 1e-9 : 1e-5) && norm < (c->fp64 ? 1e-9 : 1e-5));
-    assert_true(relative(many10.eval, one10.eval) < (c->fp64 ? 1e-9 : 1e-3));
+    assert_true(relative(many10->eval, one10->eval) < (c->fp64 ? 1e-9 : 1e-3));
     /* The same growth, from 1e-16. */
     if (c->fp64)
-        compare(text, &many10, &one10, 1 << STATE_WEIGHT | 1 << STATE_MOMENT1 | 1 << STATE_MOMENT2, 1e-6);
-    result_free(&one);
-    result_free(&many);
-    result_free(&one10);
-    result_free(&many10);
+        compare(text, many10, one10, 1 << STATE_WEIGHT | 1 << STATE_MOMENT1 | 1 << STATE_MOMENT2, 1e-6);
+    result_free(one);
+    result_free(many);
+    result_free(one10);
+    result_free(many10);
 }
 
 static struct tiny base(void)
@@ -301,6 +345,10 @@ static void any_mix_equals_one_rank(void **state)
 {
     (void)state;
     static pairs seen;
+    /* Some cells are run by processes over Gloo too: a few small ones, or as many as BOOST_LAYOUTS says. */
+    const char *wanted = getenv("BOOST_LAYOUTS");
+    long as_processes = wanted ? strtol(wanted, NULL, 10) : 3;
+    int largest = wanted ? MAX_PROCESSES : 4;
     assert_true((int)TINY_WAYS <= (int)MAX_VALUES);
     int cells = 0;
     for (;; cells++) {
@@ -316,7 +364,10 @@ static void any_mix_equals_one_rank(void **state)
             break;
         walk(best, seen, true);
         struct tiny c = cell(best);
-        equals_one_rank(&c);
+        bool fits = c.tp * c.dp * c.pp <= largest && c.tp * c.dp * c.pp > 1;
+        equals_one_rank(&c, false);
+        if (fits && as_processes-- > 0)
+            equals_one_rank(&c, true);
     }
     print_message("%d cells cover every legal pair\n", cells);
 }
@@ -337,7 +388,7 @@ static void odd_degrees_and_fp32(void **state)
         c.L = c.pp == 3 ? 5 : 4;
         c.global = 6;
         c.fp64 = i < 3;
-        equals_one_rank(&c);
+        equals_one_rank(&c, false);
     }
 }
 

@@ -23,15 +23,15 @@
 #include "worker/comm/comm.h"
 #include "worker/rendezvous.h"
 
-enum { MAX_WORLD = 8, CONNECT_MS = 10000, TIMED_OUT = 99 };
+enum { MAX_PROCESSES = 32, CONNECT_MS = 10000, TIMED_OUT = 99 };
 
 struct world {
     int size, op_timeout_ms;
     struct comm_layout layout;
     char dir[64], socket[96];
     struct fake_agent *agent;
-    pid_t pids[MAX_WORLD];
-    int from[MAX_WORLD]; /* what a rank writes, read by the test */
+    pid_t pids[MAX_PROCESSES];
+    int from[MAX_PROCESSES]; /* what a rank writes, read by the test */
 };
 typedef int rank_body(struct comms *comms, int to_test);
 
