@@ -11,6 +11,7 @@
  *     bit for bit.
  * No C++ exception leaves this file. */
 extern "C" {
+#include "worker/comm/bf16.h"
 #include "worker/comm/comm.h"
 #include "worker/comm/peers.h"
 }
@@ -126,23 +127,6 @@ struct Group {
 };
 
 /* ---- reductions ------------------------------------------------------------ */
-
-float from_bf16(uint16_t x)
-{
-    uint32_t bits = (uint32_t)x << 16;
-    float f;
-    std::memcpy(&f, &bits, sizeof f);
-    return f;
-}
-
-uint16_t to_bf16(float f)
-{
-    uint32_t bits;
-    std::memcpy(&bits, &f, sizeof bits);
-    if ((bits & 0x7fffffff) > 0x7f800000) /* stay a NaN */
-        return (uint16_t)(bits >> 16 | 0x40);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16); /* to nearest, ties to even */
-}
 
 template <typename T> void sum(void *out, const void *a, const void *b, size_t n)
 {

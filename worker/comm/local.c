@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "worker/comm/bf16.h"
 #include "worker/comm/comm.h"
 
 enum { MAX_RANKS = 64, BLOCK = 512 /* elements reduced at a time, on the stack */ };
@@ -211,12 +212,25 @@ static void close_call(struct comm *c)
 COMBINE(float)
 COMBINE(double)
 
+static void combine_bf16(enum comm_op op, void *to, const void *from, int64_t n)
+{
+    uint16_t *acc = to;
+    const uint16_t *x = from;
+    for (int64_t i = 0; i < n; i++) {
+        float a = from_bf16(acc[i]), b = from_bf16(x[i]);
+        if (op == COMM_SUM)
+            acc[i] = to_bf16(a + b);
+        else if (b > a || isnan(b))
+            acc[i] = x[i];
+    }
+}
+
 /* Elements [from, to) of every `in`, reduced in rank order, to the start of every `out`. */
 static void reduce(enum dtype dtype, enum comm_op op, int ranks, const void *const *in, int outs, void *const *out,
                    int64_t from, int64_t to)
 {
     size_t size = dtype_size(dtype);
-    double acc[BLOCK]; /* of either type */
+    double acc[BLOCK]; /* of any type */
     for (int64_t at = from; at < to; at += BLOCK) {
         int64_t n = to - at < BLOCK ? to - at : BLOCK;
         memcpy(acc, (const char *)in[0] + (size_t)at * size, (size_t)n * size);
@@ -224,6 +238,8 @@ static void reduce(enum dtype dtype, enum comm_op op, int ranks, const void *con
             const char *x = (const char *)in[r] + (size_t)at * size;
             if (dtype == DTYPE_F64)
                 combine_double(op, acc, x, n);
+            else if (dtype == DTYPE_BF16)
+                combine_bf16(op, acc, x, n);
             else
                 combine_float(op, acc, x, n);
         }
@@ -234,7 +250,7 @@ static void reduce(enum dtype dtype, enum comm_op op, int ranks, const void *con
 
 static int check_dtype(enum dtype dtype, struct error *err)
 {
-    if (dtype == DTYPE_F32 || dtype == DTYPE_F64)
+    if (dtype == DTYPE_F32 || dtype == DTYPE_F64 || dtype == DTYPE_BF16)
         return ERR_OK;
     return error_set(err, ERR_UNSUPPORTED, "LOCAL does not reduce %s", dtype_name(dtype));
 }

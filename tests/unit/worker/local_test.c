@@ -134,6 +134,24 @@ static int scatter_and_gather(struct member *m, struct comms *c, struct error *e
     return rc;
 }
 
+/* 1 + 2^-8 in bf16 is a tie that goes down to the even 1, so the order of ranks shows: 1 three times over, but
+ * 2^-8 three times before 1 is 1 + 2^-6. A NaN stays one. */
+static int rounds_to_bf16(struct member *m, struct comms *c, struct error *err)
+{
+    enum { ONE = 0x3f80, SMALL = 0x3b80, TWO_SMALL = 0x3c00, NOT_A_NUMBER = 0x7fc0, MINUS_ONE = 0xbf80 };
+    uint16_t x[3] = {m->rank == 0 ? ONE : SMALL, m->rank == 3 ? ONE : SMALL, m->rank == 2 ? NOT_A_NUMBER : ONE};
+    uint16_t top[2] = {m->rank == 1 ? TWO_SMALL : SMALL, m->rank == 1 ? NOT_A_NUMBER : MINUS_ONE};
+    struct comm_segment sum = {x, 3, DTYPE_BF16}, most = {top, 2, DTYPE_BF16};
+    int rc = comm_all_reduce(&c->world, NULL, &sum, 1, COMM_SUM, "bf16", err);
+    if (!rc)
+        rc = comm_all_reduce(&c->world, NULL, &most, 1, COMM_MAX, "bf16", err);
+    if (rc)
+        return rc;
+    bool good = x[0] == ONE && x[1] == 0x3f82 && (x[2] & 0x7fff) > 0x7f80 && top[0] == TWO_SMALL &&
+                (top[1] & 0x7fff) > 0x7f80;
+    return good ? ERR_OK : wrong(err, "bf16");
+}
+
 static void collectives_are_exact(void **state)
 {
     (void)state;
@@ -143,6 +161,8 @@ static void collectives_are_exact(void **state)
         run(sizes[i], 1, reductions, members);
         all_fine(members, sizes[i]);
     }
+    run(4, 1, rounds_to_bf16, members);
+    all_fine(members, 4);
     const int groups[][2] = {{1, 1}, {2, 2}, {4, 2}, {6, 3}, {8, 8}};
     for (int i = 0; i < 5; i++) {
         run(groups[i][0], groups[i][1], scatter_and_gather, members);
