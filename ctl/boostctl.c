@@ -127,7 +127,7 @@ static int run_verb(struct ctl *ctl, int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-    struct ctl ctl = {.output = OUTPUT_TABLE};
+    struct ctl ctl = {.output = OUTPUT_TABLE, .client = CLIENT_INIT};
     ctl.tty = isatty(STDOUT_FILENO);
     const char *no_color = getenv("NO_COLOR");
     ctl.color = ctl.tty && !(no_color && *no_color);

@@ -132,6 +132,13 @@ static int end_code(const Boost__JobSummary *s)
     return s->state == BOOST__JOB_STATE__VALUE__COMPLETED ? EXIT_OK : EXIT_JOB_BAD;
 }
 
+static void say_bad_end(const char *job, const Boost__JobSummary *s)
+{
+    fprintf(stderr, "boostctl: job %s ended %s: ", job, state_name(s->state));
+    print_safe(stderr, s->info ? s->info : "");
+    fputc('\n', stderr);
+}
+
 static void print_end(struct display *d, const Boost__JobSummary *s)
 {
     char took[FORMAT_TEXT];
@@ -175,8 +182,7 @@ int follow_job(struct ctl *ctl, const char *job, bool display)
             if (display)
                 print_end(&d, w->summary);
             else if (code && !ctl->quiet)
-                fprintf(stderr, "boostctl: job %s ended %s: %s\n", job, state_name(w->summary->state),
-                        w->summary->info ? w->summary->info : "");
+                say_bad_end(job, w->summary);
             arena_free(&arena);
             return code;
         }
@@ -236,6 +242,8 @@ static int wait_for(struct ctl *ctl, const char *job, const struct goal *goal, i
             code = ctl_end_follow(job, &err);
         } else if (reached(goal, w)) {
             code = goal->step || goal->state_set ? EXIT_OK : end_code(w->summary);
+            if (code && !ctl->quiet)
+                say_bad_end(job, w->summary);
         } else if (w->ended) {
             fprintf(stderr, "boostctl: job %s ended %s before that\n", job, state_name(w->summary->state));
             code = EXIT_JOB_BAD;

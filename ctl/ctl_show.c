@@ -219,10 +219,39 @@ int verb_show(struct ctl *ctl, int argc, char **argv)
     return code;
 }
 
+/* Which rows `ckpt ls` shows: what is gone only when asked for. */
+static bool listed(const Boost__CheckpointInfo *c, bool all)
+{
+    return all || (c->state != BOOST__CHECKPOINT_STATE__VALUE__DELETED &&
+                   c->state != BOOST__CHECKPOINT_STATE__VALUE__ABANDONED);
+}
+
+static void print_checkpoints(const struct ctl *ctl, Boost__CheckpointsReply *r, bool all)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < r->n_checkpoints; i++)
+        if (listed(r->checkpoints[i], all))
+            r->checkpoints[n++] = r->checkpoints[i];
+    if (ctl->output == OUTPUT_JSON || ctl->output == OUTPUT_JSONL) {
+        json_t *document = json_document("boost.checkpoints/1"), *list = json_array();
+        for (size_t i = 0; i < n; i++)
+            json_array_append_new(list, json_checkpoint(r->checkpoints[i]));
+        json_put(document, "job", json_integer(r->job));
+        json_put(document, "checkpoints", list);
+        json_emit(document, ctl->output == OUTPUT_JSONL);
+    } else if (ctl->output == OUTPUT_NAME) {
+        for (size_t i = 0; i < n; i++)
+            printf("%s\n", r->checkpoints[i]->path);
+    } else {
+        checkpoint_table(ctl, r->checkpoints, n, 0);
+    }
+}
+
 int verb_ckpt(struct ctl *ctl, int argc, char **argv)
 {
-    bool help = false;
+    bool all = false, help = false;
     const struct option_row rows[] = {
+        {'a', "all", NULL, "deleted and abandoned ones too", &all, NULL, NULL},
         {'h', "help", NULL, "this text", &help, NULL, NULL},
         {0, NULL, NULL, NULL, NULL, NULL, NULL},
     };
@@ -230,7 +259,7 @@ int verb_ckpt(struct ctl *ctl, int argc, char **argv)
     if (first < 0)
         return EXIT_USAGE;
     if (help) {
-        printf("usage: boostctl ckpt ls JOB\n");
+        printf("usage: boostctl ckpt ls JOB [options]\n");
         options_help(rows);
         return EXIT_OK;
     }
@@ -254,24 +283,8 @@ int verb_ckpt(struct ctl *ctl, int argc, char **argv)
     request.checkpoints = &body;
     int code;
     Boost__Reply *reply = ask(ctl, &request, BOOST__REPLY__BODY_CHECKPOINTS, &arena, &code);
-    if (reply) {
-        const Boost__CheckpointsReply *r = reply->checkpoints;
-        json_t *list = json_array();
-        for (size_t i = 0; i < r->n_checkpoints; i++)
-            json_array_append_new(list, json_checkpoint(r->checkpoints[i]));
-        if (ctl->output == OUTPUT_JSON || ctl->output == OUTPUT_JSONL) {
-            json_t *document = json_document("boost.checkpoints/1");
-            json_put(document, "job", json_integer(r->job));
-            json_put(document, "checkpoints", json_incref(list));
-            json_emit(document, ctl->output == OUTPUT_JSONL);
-        } else if (ctl->output == OUTPUT_NAME) {
-            for (size_t i = 0; i < r->n_checkpoints; i++)
-                printf("%s\n", r->checkpoints[i]->path);
-        } else {
-            checkpoint_table(ctl, r->checkpoints, r->n_checkpoints, 0);
-        }
-        json_decref(list);
-    }
+    if (reply)
+        print_checkpoints(ctl, reply->checkpoints, all);
     arena_free(&arena);
     return code;
 }

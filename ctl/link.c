@@ -40,6 +40,8 @@ static int ensure_connected(struct ctl *ctl, struct error *err)
         return ERR_OK;
     char path[SOCKET_PATH_MAX];
     int rc = socket_path_find(SOCKET_CONNECT, ctl->socket_option, NULL, path, err);
+    if (rc == ERR_INVALID)
+        rc = err->code = ERR_USAGE; /* ERR_INVALID would be a bad job file */
     if (!rc)
         rc = client_open(&ctl->client, path, BOOST__COMPONENT__VALUE__CTL, NULL, CALL_TIMEOUT_MS, err);
     if (rc)

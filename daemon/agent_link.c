@@ -91,8 +91,7 @@ static int take_register(struct agent_link *link, struct session *s, const Boost
     return rc;
 }
 
-int agent_link_frame(struct agent_link *link, struct session *s, const uint8_t *payload, size_t len,
-                     struct error *err)
+int agent_link_frame(struct agent_link *link, struct session *s, const uint8_t *payload, size_t len, struct error *err)
 {
     struct arena a;
     arena_init(&a, AGENT_ARENA);

@@ -58,10 +58,14 @@ static int parse_options(int argc, char **argv, struct options *o, struct error 
 {
     enum { CONFIG = 256, STATE_DIR, SOCKET, LOG_LEVEL, SET, READY_FD, HELP, VERSION };
     static const struct option known[] = {
-        {"config", required_argument, NULL, CONFIG},   {"state-dir", required_argument, NULL, STATE_DIR},
-        {"socket", required_argument, NULL, SOCKET},   {"log-level", required_argument, NULL, LOG_LEVEL},
-        {"set", required_argument, NULL, SET},         {"ready-fd", required_argument, NULL, READY_FD},
-        {"help", no_argument, NULL, HELP},             {"version", no_argument, NULL, VERSION},
+        {"config", required_argument, NULL, CONFIG},
+        {"state-dir", required_argument, NULL, STATE_DIR},
+        {"socket", required_argument, NULL, SOCKET},
+        {"log-level", required_argument, NULL, LOG_LEVEL},
+        {"set", required_argument, NULL, SET},
+        {"ready-fd", required_argument, NULL, READY_FD},
+        {"help", no_argument, NULL, HELP},
+        {"version", no_argument, NULL, VERSION},
         {NULL, 0, NULL, 0},
     };
     *o = (struct options){.ready_fd = -1};
@@ -69,17 +73,27 @@ static int parse_options(int argc, char **argv, struct options *o, struct error 
     int c, rc = ERR_OK;
     while (!rc && (c = getopt_long(argc, argv, ":", known, NULL)) != -1) {
         switch (c) {
-        case CONFIG: o->config = optarg; break;
-        case STATE_DIR: o->state_dir = optarg; break;
-        case SOCKET: o->socket = optarg; break;
-        case LOG_LEVEL: o->log_level = optarg; break;
+        case CONFIG:
+            o->config = optarg;
+            break;
+        case STATE_DIR:
+            o->state_dir = optarg;
+            break;
+        case SOCKET:
+            o->socket = optarg;
+            break;
+        case LOG_LEVEL:
+            o->log_level = optarg;
+            break;
         case SET:
             if (o->n_sets == MAX_SETS)
                 rc = error_set(err, ERR_USAGE, "more than %d --set options", MAX_SETS);
             else
                 o->sets[o->n_sets++] = optarg;
             break;
-        case READY_FD: rc = parse_ready_fd(optarg, &o->ready_fd, err); break;
+        case READY_FD:
+            rc = parse_ready_fd(optarg, &o->ready_fd, err);
+            break;
         case HELP:
             fputs(usage, stdout);
             o->done = true;
@@ -88,8 +102,12 @@ static int parse_options(int argc, char **argv, struct options *o, struct error 
             printf("boostd %s (%s)\n", boost_version(), boost_build_id());
             o->done = true;
             return ERR_OK;
-        case ':': rc = error_set(err, ERR_USAGE, "option %s needs a value", argv[optind - 1]); break;
-        default: rc = error_set(err, ERR_USAGE, "unknown option %s", argv[optind - 1]); break;
+        case ':':
+            rc = error_set(err, ERR_USAGE, "option %s needs a value", argv[optind - 1]);
+            break;
+        default:
+            rc = error_set(err, ERR_USAGE, "unknown option %s", argv[optind - 1]);
+            break;
         }
     }
     if (!rc && optind < argc)

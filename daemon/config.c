@@ -17,10 +17,14 @@ struct range {
 };
 
 static const struct range boostd_ranges[] = {
-    {"heartbeat_ms", 10, 60000},           {"suspect_ms", 20, 600000},
-    {"node_timeout_ms", 50, 3600000},      {"restart_grace_ms", 0, 3600000},
-    {"backoff_min_ms", 1, 3600000},        {"backoff_max_ms", 1, 86400000},
-    {"rendezvous_timeout_ms", 100, 3600000}, {"kill_confirm_ms", 100, 3600000},
+    {"heartbeat_ms", 10, 60000},
+    {"suspect_ms", 20, 600000},
+    {"node_timeout_ms", 50, 3600000},
+    {"restart_grace_ms", 0, 3600000},
+    {"backoff_min_ms", 1, 3600000},
+    {"backoff_max_ms", 1, 86400000},
+    {"rendezvous_timeout_ms", 100, 3600000},
+    {"kill_confirm_ms", 100, 3600000},
 };
 static const struct range agent_ranges[] = {
     {"cpu_slots", 0, 65536},

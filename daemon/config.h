@@ -20,6 +20,6 @@ MUST_USE int config_load_agent(const char *path, const char *fallback, const cha
                                struct arena *a, Boost__AgentConfig **out, struct error *err);
 
 #define CONFIG_BOOSTD_PATH "/etc/boost/boostd.conf"
-#define CONFIG_AGENT_PATH "/etc/boost/agent.conf"
+#define CONFIG_AGENT_PATH  "/etc/boost/agent.conf"
 
 #endif

@@ -45,7 +45,8 @@ struct core_ops {
 };
 
 /* config, store and ops are copied, what their pointers point at stays the caller's. Loads everything from the store
- * and re-derives timers and actions; every node starts JOINING until it registers, and none is DOWN before restart_grace. */
+ * and re-derives timers and actions; every node starts JOINING until it registers, and none is DOWN before
+ * restart_grace. */
 MUST_USE int core_create(const Boost__BoostdConfig *config, const struct core_store *store, const struct core_ops *ops,
                          struct core **out, struct error *err);
 /* Frees memory only; sends and stores nothing. Replies still owed are not given. The store may not call back
@@ -68,7 +69,8 @@ const char *core_store_id(const struct core *c);
  * and unbind it when this fails. Another instance of an agent whose connection still lives (connected and heard of
  * within suspect_ms) makes it ERR_REFUSED; a bad name or missing field ERR_PROTOCOL. */
 MUST_USE int core_agent_register(struct core *c, const Boost__Register *msg, struct error *err);
-/* Every other message. A report of a fenced or unknown attempt is counted, answered with FENCE or FORGET, never applied. */
+/* Every other message. A report of a fenced or unknown attempt is counted, answered with FENCE or FORGET, never
+ * applied. */
 void core_agent_message(struct core *c, const char *node, const Boost__AgentMessage *msg);
 /* The connection broke: liveness keeps running on the timers. */
 void core_agent_disconnected(struct core *c, const char *node);
@@ -95,11 +97,11 @@ void core_submit(struct core *c, const Boost__JobSpec *spec, const struct core_u
 /* Dry run: validates and resolves (caller frees *resolved); *would_wait with its reason (arena). */
 MUST_USE int core_dry_run(struct core *c, const Boost__JobSpec *spec, const struct core_user *user, struct arena *arena,
                           Boost__JobSpec **resolved, bool *would_wait, const char **reason, struct error *err);
-/* `text` (arena) says what will happen. Refused with the reason when the state does not allow it. The reply comes
- * when the change is durable. */
-void core_control(struct core *c, Boost__ControlRequest__Verb verb, int64_t job, bool now,
-                  const struct core_user *user, void (*reply)(void *arg, int rc, const struct error *err, const char *text),
-                  void *arg);
+/* `text` says what will happen, the job's number not included ("finishes its step, checkpoints (at most 30 s) and is
+ * HELD"); it is the core's until the reply returns. Refused with the reason when the state does not allow it. The reply
+ * comes when the change is durable. */
+void core_control(struct core *c, Boost__ControlRequest__Verb verb, int64_t job, bool now, const struct core_user *user,
+                  void (*reply)(void *arg, int rc, const struct error *err, const char *text), void *arg);
 /* "17", "17.2", a name, a unique prefix of names; ERR_NOT_FOUND, or ERR_AMBIGUOUS listing the candidates. */
 MUST_USE int core_find_job(struct core *c, const char *ref, struct job **out, struct error *err);
 

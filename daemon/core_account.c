@@ -8,11 +8,16 @@
 static double *account_field(struct job *job, int kind)
 {
     switch (kind) {
-    case ACCOUNT_QUEUE: return &job->queue_s;
-    case ACCOUNT_RESTART: return &job->restart_s;
-    case ACCOUNT_REPLAY: return &job->replay_s;
-    case ACCOUNT_PRODUCTIVE: return &job->productive_s;
-    default: return NULL;
+    case ACCOUNT_QUEUE:
+        return &job->queue_s;
+    case ACCOUNT_RESTART:
+        return &job->restart_s;
+    case ACCOUNT_REPLAY:
+        return &job->replay_s;
+    case ACCOUNT_PRODUCTIVE:
+        return &job->productive_s;
+    default:
+        return NULL;
     }
 }
 
@@ -26,12 +31,17 @@ static enum core_account kind_of(const struct job *job)
 {
     const struct attempt *a = job_live_attempt(job);
     switch (job->state) {
-    case STATE(QUEUED): return ACCOUNT_QUEUE;
+    case STATE(QUEUED):
+        return ACCOUNT_QUEUE;
     case STATE(STARTING):
-    case STATE(RECOVERING): return ACCOUNT_RESTART;
-    case STATE(RUNNING): return a && a->to_step < a->replay_until ? ACCOUNT_REPLAY : ACCOUNT_PRODUCTIVE;
-    case STATE(STOPPING): return a && a->running_ns && !a->kill ? ACCOUNT_PRODUCTIVE : ACCOUNT_NONE;
-    default: return ACCOUNT_NONE;
+    case STATE(RECOVERING):
+        return ACCOUNT_RESTART;
+    case STATE(RUNNING):
+        return a && a->to_step < a->replay_until ? ACCOUNT_REPLAY : ACCOUNT_PRODUCTIVE;
+    case STATE(STOPPING):
+        return a && a->running_ns && !a->kill ? ACCOUNT_PRODUCTIVE : ACCOUNT_NONE;
+    default:
+        return ACCOUNT_NONE;
     }
 }
 

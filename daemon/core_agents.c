@@ -48,6 +48,19 @@ static struct attempt_part *live_part(struct core *c, const char *node, int64_t 
     return NULL;
 }
 
+static Boost__Verdict__What verdict(struct core *c, const struct node *n, const Boost__LiveAttempt *x)
+{
+    struct job *job;
+    struct attempt *a;
+    const struct attempt_part *part = live_part(c, n->name, x->job, x->attempt, &job, &a);
+    if (part && !part->lost && !part->gone)
+        return BOOST__VERDICT__WHAT__KEEP;
+    if (x->alive)
+        return BOOST__VERDICT__WHAT__FENCE;
+    /* Lost with the node and now confirmed: its attempt may still be open for other nodes' sake. */
+    return BOOST__VERDICT__WHAT__FORGET;
+}
+
 /* What takes the node's devices, from what the agent lists and what the core has begun there. */
 static void rebuild_holdings(struct core *c, struct node *n, const Boost__Register *m)
 {
@@ -66,29 +79,17 @@ static void rebuild_holdings(struct core *c, struct node *n, const Boost__Regist
         const Boost__LiveAttempt *x = m->attempts[i];
         bool ours = !x->store_id || strcmp(x->store_id, store_id) == 0;
         if (!x->alive) {
-            struct job *job;
-            struct attempt *a;
-            const struct attempt_part *part = live_part(c, n->name, x->job, x->attempt, &job, &a);
-            if (ours && (!part || part->lost))
+            if (ours) /* nothing of it runs; its NodeEnd says the rest */
                 node_release(c, n, x->job, x->attempt);
             continue;
         }
         /* Another store's attempt takes devices too: its job number is kept apart by its sign. */
-        node_hold(n, ours ? x->job : -x->job, x->attempt, (int)x->n_ranks);
+        struct holding *h = node_hold(n, ours ? x->job : -x->job, x->attempt, (int)x->n_ranks);
+        /* Drained by an earlier run of the controller: what it waited for is among these. */
+        if (h && ours && verdict(c, n, x) == BOOST__VERDICT__WHAT__FENCE && n->admin == ADMIN(DRAINING))
+            h->overdue = true;
     }
-}
-
-static Boost__Verdict__What verdict(struct core *c, const struct node *n, const Boost__LiveAttempt *x)
-{
-    struct job *job;
-    struct attempt *a;
-    const struct attempt_part *part = live_part(c, n->name, x->job, x->attempt, &job, &a);
-    if (part && !part->lost && !part->gone)
-        return BOOST__VERDICT__WHAT__KEEP;
-    if (x->alive)
-        return BOOST__VERDICT__WHAT__FENCE;
-    /* Lost with the node and now confirmed: its attempt may still be open for other nodes' sake. */
-    return BOOST__VERDICT__WHAT__FORGET;
+    node_undrain(c, n);
 }
 
 static void send_registered(struct core *c, struct node *n, const Boost__Register *m)
@@ -128,7 +129,7 @@ static void send_registered(struct core *c, struct node *n, const Boost__Registe
 /* The parts of live attempts here: go on, begin after all, or gone. */
 static void reconcile(struct core *c, struct node *n, const Boost__Register *m)
 {
-    for (struct job *job = c->active, *next; job; job = next) {
+    for (struct job *job = c->active.head, *next; job; job = next) {
         next = job->active.next;
         struct attempt *a = job_live_attempt(job);
         for (int p = 0; a && p < a->n_parts; p++) {
@@ -325,8 +326,8 @@ static void on_refused(struct core *c, struct node *n, const Boost__AttemptRefus
         return;
     char text[1024];
     const char *why = x->text && *x->text ? x->text : "no reason given";
-    snprintf(text, sizeof text, "%s refused to start it: %.500s%s%.300s", n->name, why,
-             x->hint && *x->hint ? "; " : "", x->hint ? x->hint : "");
+    snprintf(text, sizeof text, "%s refused to start it: %.500s%s%.300s", n->name, why, x->hint && *x->hint ? "; " : "",
+             x->hint ? x->hint : "");
     bool spec = x->class_ == CLASS(SPEC);
     Boost__Reason__Value reason = x->reason;
     if (reason == REASON(NONE))
@@ -388,7 +389,7 @@ void kv_answered(void *arg, const struct kv_asker *asker, const void *value, siz
 static void on_kv(struct core *c, struct node *n, const Boost__KvForward *x)
 {
     struct job *job;
-    struct kv_asker asker = { .id = x->id, .job = x->job, .attempt = x->attempt, .rank = x->rank };
+    struct kv_asker asker = {.id = x->id, .job = x->job, .attempt = x->attempt, .rank = x->rank};
     snprintf(asker.node, sizeof asker.node, "%s", n->name);
     struct attempt *a = attempt_for(c, n, x->job, x->attempt, x->rank, true, &job);
     if (!a || a->failing) {

@@ -1,5 +1,5 @@
-/* How an attempt goes and ends: progress, the ends of its ranks, the decision what
- * its failure was, the wait until nothing of it is left, and its timers.
+/* How an attempt goes: progress, the ends of its ranks, the decision what its failure
+ * was, and its timers.
  *
  * A rank's end is acknowledged only when its attempt's row says how that ended: the
  * ends themselves are not stored here, and after a restart of the controller the
@@ -11,8 +11,6 @@
 
 #include "daemon/core_internal.h"
 #include "proto/base/buffer.h"
-
-enum { TAIL_OF_OTHERS = 4 << 10 };
 
 /* ---- stopping ------------------------------------------------------------------------ */
 
@@ -130,8 +128,7 @@ static const struct attempt_part *lost_part(const struct attempt *a)
     return NULL;
 }
 
-/* Finds the cause among the ends known; `force`: no more are to come, or not soon. */
-static void decide(struct core *c, struct job *job, struct attempt *a, bool force)
+void attempt_decide(struct core *c, struct job *job, struct attempt *a, bool force)
 {
     bool certain;
     int r = attempt_cause(a, &certain);
@@ -163,7 +160,7 @@ static struct attempt_part *part_on(struct attempt *a, const char *node)
     return NULL;
 }
 
-static void reached_step(struct job *job, struct attempt *a, int64_t step)
+void attempt_reached(struct job *job, struct attempt *a, int64_t step)
 {
     if (step > a->to_step)
         a->to_step = step;
@@ -171,8 +168,7 @@ static void reached_step(struct job *job, struct attempt *a, int64_t step)
         job->step = step;
 }
 
-void attempt_rank_update(struct core *c, struct job *job, struct attempt *a, struct node *n,
-                         const Boost__RankUpdate *u)
+void attempt_rank_update(struct core *c, struct job *job, struct attempt *a, struct node *n, const Boost__RankUpdate *u)
 {
     struct rank *r = &a->ranks[u->rank];
     bool further = u->step > r->step || u->progress > r->progress || u->phase != r->phase;
@@ -186,7 +182,7 @@ void attempt_rank_update(struct core *c, struct job *job, struct attempt *a, str
     if (further)
         a->progress_mono = now_mono(c);
     if (u->step > a->from_step)
-        reached_step(job, a, u->step);
+        attempt_reached(job, a, u->step);
     bool met = true, stepped = true;
     for (int i = 0; i < a->world; i++) {
         met = met && a->ranks[i].heard && a->ranks[i].phase >= PHASE(LOADING);
@@ -213,17 +209,17 @@ static struct rank_end *end_of(struct core *c, const Boost__ExitRecord *x)
     struct rank_end *e = calloc(1, sizeof *e);
     if (!e)
         return NULL;
-    *e = (struct rank_end){ .class = classify(x),
-                            .exit_code = x->exit_code,
-                            .signal = x->signal,
-                            .core_dumped = x->core_dumped,
-                            .killed_by_us = x->killed_by_us,
-                            .oom = x->oom,
-                            .done = x->done,
-                            .lost = x->lost,
-                            .seq = x->seq,
-                            .arrival = ++c->arrivals,
-                            .last_step = x->has_last_step ? x->last_step : -1 };
+    *e = (struct rank_end){.class = classify(x),
+                           .exit_code = x->exit_code,
+                           .signal = x->signal,
+                           .core_dumped = x->core_dumped,
+                           .killed_by_us = x->killed_by_us,
+                           .oom = x->oom,
+                           .done = x->done,
+                           .lost = x->lost,
+                           .seq = x->seq,
+                           .arrival = ++c->arrivals,
+                           .last_step = x->has_last_step ? x->last_step : -1};
     if (x->error)
         e->error = strndup(x->error, 4096);
     size_t len = x->log_tail.len < LIMIT_LOG_LINE ? x->log_tail.len : LIMIT_LOG_LINE;
@@ -235,17 +231,6 @@ static struct rank_end *end_of(struct core *c, const Boost__ExitRecord *x)
     return e;
 }
 
-static void ack_end(struct core *c, const struct job *job, struct attempt *a, int rank)
-{
-    Boost__Ack ack = BOOST__ACK__INIT;
-    ack.has_job = ack.has_attempt = ack.has_rank = ack.has_rank_end = true;
-    ack.job = job->id;
-    ack.attempt = a->number;
-    ack.rank = rank;
-    ack.rank_end = true;
-    send_ack(c, a->parts[a->ranks[rank].part].node, &ack);
-}
-
 void attempt_rank_end(struct core *c, struct job *job, struct attempt *a, struct node *n, const Boost__ExitRecord *x)
 {
     struct rank *r = &a->ranks[x->rank];
@@ -253,7 +238,7 @@ void attempt_rank_end(struct core *c, struct job *job, struct attempt *a, struct
     a->parts[r->part].heard = true;
     if (r->end) { /* sent again: the answer was lost, or it is not due yet */
         if (a->decided && job->unsettled == 0)
-            ack_end(c, job, a, x->rank);
+            ack_rank_end(c, job, a, x->rank);
         return;
     }
     r->end = end_of(c, x);
@@ -261,11 +246,11 @@ void attempt_rank_end(struct core *c, struct job *job, struct attempt *a, struct
         return; /* not acknowledged: it comes again */
     if (r->end->last_step > r->step)
         r->step = r->end->last_step;
-    reached_step(job, a, r->end->last_step);
+    attempt_reached(job, a, r->end->last_step);
     progress_changed(c, job);
     if (r->end->class != CLASS(CLEAN) && r->end->class != CLASS(KILLED)) {
         fail_begins(c, job, a);
-        decide(c, job, a, false);
+        attempt_decide(c, job, a, false);
     }
     attempt_try_close(c, job);
 }
@@ -278,12 +263,12 @@ static void missing_ends(struct attempt *a, struct attempt_part *part, int64_t *
             continue;
         r->end = calloc(1, sizeof *r->end);
         if (r->end)
-            *r->end = (struct rank_end){ .class = a->kill ? CLASS(KILLED) : CLASS(INFRA),
-                                         .lost = true,
-                                         .killed_by_us = a->kill,
-                                         .seq = INT64_MAX,
-                                         .arrival = ++*arrivals,
-                                         .last_step = -1 };
+            *r->end = (struct rank_end){.class = a->kill ? CLASS(KILLED) : CLASS(INFRA),
+                                        .lost = true,
+                                        .killed_by_us = a->kill,
+                                        .seq = INT64_MAX,
+                                        .arrival = ++*arrivals,
+                                        .last_step = -1};
     }
 }
 
@@ -325,206 +310,6 @@ void attempt_part_over(struct core *c, struct job *job, struct attempt *a, const
     attempt_try_close(c, job);
 }
 
-/* ---- the end of an attempt ------------------------------------------------------------------- */
-
-static bool all_over(const struct attempt *a)
-{
-    for (int p = 0; p < a->n_parts; p++)
-        if (!a->parts[p].gone && !a->parts[p].lost)
-            return false;
-    return true;
-}
-
-static bool all_clean(const struct attempt *a)
-{
-    for (int r = 0; r < a->world; r++)
-        if (!a->ranks[r].end || a->ranks[r].end->class != CLASS(CLEAN))
-            return false;
-    return true;
-}
-
-static bool all_steps_done(const struct job *job, const struct attempt *a)
-{
-    for (int r = 0; r < a->world; r++)
-        if (a->ranks[r].step < job->resolved->run->steps)
-            return false;
-    return true;
-}
-
-/* True while the end has to wait for checkpoints; arms the limit. */
-static bool waits_for_checkpoints(struct core *c, const struct job *job, struct attempt *a, bool clean)
-{
-    int open = checkpoints_open(job, a);
-    if (open == 0 || (open == 2 && !clean))
-        return false;
-    if (!a->close_due) {
-        a->close_from = now_mono(c);
-        a->close_due = a->close_from + (open == 1 ? CORE_CLOSE_NS : CORE_FINAL_NS);
-    } else if (open == 1 && a->close_due - a->close_from < CORE_CLOSE_NS) {
-        a->close_due = a->close_from + CORE_CLOSE_NS;
-    }
-    due_at(c, a->close_due);
-    return now_mono(c) < a->close_due;
-}
-
-static void say_end(struct core *c, struct job *job, int attempt)
-{
-    double elapsed = job->run_s;
-    switch (job->state) {
-    case STATE(COMPLETED):
-        add_event(c, job, attempt, NULL, "controller", "completed", "all %" PRId64 " steps done in %.1f s, %d attempt%s",
-                  job->resolved->run->steps, elapsed, job->n_attempts, job->n_attempts == 1 ? "" : "s");
-        break;
-    case STATE(FAILED):
-        add_event(c, job, attempt, NULL, "controller", "failed", "%s", job->reason_text);
-        break;
-    case STATE(CANCELLED):
-        add_event(c, job, attempt, NULL, "controller", "cancelled", "%s; last checkpoint at step %" PRId64,
-                  job->reason_text, job->checkpoint_step);
-        break;
-    case STATE(TIMEOUT):
-        add_event(c, job, attempt, NULL, "controller", "timeout", "%s; last checkpoint at step %" PRId64,
-                  job->reason_text, job->checkpoint_step);
-        break;
-    case STATE(HELD):
-        add_event(c, job, attempt, NULL, "controller", "held", "%s", job->reason_text);
-        break;
-    case STATE(QUEUED):
-        add_event(c, job, attempt, NULL, "controller", "queued", "stopped and queued again");
-        break;
-    case STATE(RECOVERING):
-        add_event(c, job, attempt, NULL, "controller", "recovering", "attempt %d in %.1f s%s", job->n_attempts + 1,
-                  (double)(job->backoff_due - job->backoff_from) / (double)NS_PER_S,
-                  job->checkpoint_step < 0 ? ", from the beginning" : ", from the newest checkpoint that verifies");
-        break;
-    default:
-        break;
-    }
-}
-
-static void ended(struct core *c, struct job *job, struct attempt *a, bool complete)
-{
-    int limit = job->resolved->restart ? job->resolved->restart->no_progress_limit : 3;
-    int target = job->stop_target;
-    if (complete && !(job->state == STATE(STOPPING) && target == (int)STATE(FAILED))) {
-        job_reason(job, REASON(NONE), "%s", "");
-        job_fire(c, job, EV_COMPLETED);
-    } else if (job->state == STATE(STOPPING)) {
-        job_fire(c, job, EV_ATTEMPT_GONE);
-    } else {
-        if (!a->committed)
-            job->stuck_attempts++;
-        if (job->stuck_attempts >= limit) {
-            char *last = strdup(job->reason_text ? job->reason_text : "");
-            job_reason(job, REASON(NoProgress),
-                       "no progress in %d attempt%s; release with: boostctl release %" PRId64 "\nthe last one: %s",
-                       job->stuck_attempts, job->stuck_attempts == 1 ? "" : "s", job->id, last ? last : "");
-            free(last);
-            job_fire(c, job, EV_NO_PROGRESS);
-        } else {
-            job_fire(c, job, EV_ATTEMPT_GONE);
-        }
-    }
-    say_end(c, job, a->number);
-}
-
-void attempt_try_close(struct core *c, struct job *job)
-{
-    struct attempt *a = job_live_attempt(job);
-    if (!a || !all_over(a))
-        return;
-    bool clean = all_clean(a);
-    bool complete = clean && all_steps_done(job, a);
-    bool stopping = job->state == STATE(STOPPING);
-    if (!a->decided && a->failing) {
-        decide(c, job, a, true);
-        return; /* it comes back here */
-    }
-    if (!a->decided && !stopping && !complete) {
-        if (clean)
-            attempt_fail(c, job, a, CLASS(INFRA), REASON(RankExit), "rank-exit", a->parts[0].node,
-                         "every rank stopped in good order before the last step, unasked by the controller");
-        else
-            decide(c, job, a, true);
-        return;
-    }
-    if (waits_for_checkpoints(c, job, a, clean))
-        return;
-    ended(c, job, a, complete);
-}
-
-struct closing {
-    int64_t job;
-    int attempt;
-};
-
-static void closed(struct core *c, void *arg, int rc, const struct error *err)
-{
-    const struct closing *x = arg;
-    struct job *job = core_job(c, x->job);
-    struct attempt *a = job ? job_attempt(job, x->attempt) : NULL;
-    (void)err;
-    if (a && rc == ERR_OK)
-        ack_attempt_ends(c, job, a);
-}
-
-void ack_attempt_ends(struct core *c, struct job *job, struct attempt *a)
-{
-    for (int r = 0; r < a->world; r++)
-        if (a->ranks[r].end)
-            ack_end(c, job, a, r);
-    for (int p = 0; p < a->n_parts; p++) {
-        struct node *n = node_find(c, a->parts[p].node);
-        if (!n || !a->parts[p].gone)
-            continue;
-        Boost__Ack ack = BOOST__ACK__INIT;
-        ack.has_job = ack.has_attempt = ack.has_node_end = true;
-        ack.job = job->id;
-        ack.attempt = a->number;
-        ack.node_end = true;
-        send_ack(c, n->name, &ack);
-        send_forget(c, n, job->id, a->number);
-    }
-}
-
-/* The controller keeps the words of the first failing rank and a little of each other. */
-static void trim_tails(struct attempt *a)
-{
-    bool certain;
-    int cause = attempt_cause(a, &certain);
-    for (int r = 0; r < a->world; r++) {
-        struct rank_end *e = a->ranks[r].end;
-        if (!e || r == cause || e->log_tail_len <= TAIL_OF_OTHERS)
-            continue;
-        memmove(e->log_tail, e->log_tail + (e->log_tail_len - TAIL_OF_OTHERS), TAIL_OF_OTHERS);
-        uint8_t *less = realloc(e->log_tail, TAIL_OF_OTHERS);
-        e->log_tail = less ? less : e->log_tail;
-        e->log_tail_len = TAIL_OF_OTHERS;
-    }
-}
-
-static void drop_closing(void *arg)
-{
-    free(arg);
-}
-
-void attempt_close(struct core *c, struct job *job)
-{
-    struct attempt *a = job_live_attempt(job);
-    if (!a)
-        return;
-    a->end_ns = now_wall(c);
-    kv_drop(c->kv, job->id, a->number, "the attempt has ended");
-    checkpoints_abandon_open(c, job, a, "its attempt ended");
-    trim_tails(a);
-    mark_attempt(c, job, a);
-    struct closing *x = calloc(1, sizeof *x);
-    if (x) {
-        *x = (struct closing){ .job = job->id, .attempt = a->number };
-        after_durable(c, closed, x, drop_closing);
-    }
-}
-
 /* ---- timers -------------------------------------------------------------------------------------- */
 
 static void rendezvous_over(struct core *c, struct job *job, struct attempt *a)
@@ -555,7 +340,7 @@ static int64_t live_run(struct core *c, struct job *job, struct attempt *a, int6
         int r = attempt_cause(a, &certain);
         /* A lost peer is never the cause while another end may still come: the kill's confirmation has a timer. */
         if (r >= 0 && a->ranks[r].end->class != CLASS(PEER_LOST))
-            decide(c, job, a, true);
+            attempt_decide(c, job, a, true);
     } else if (a->failing && !a->decided) {
         next = a->failing_mono + CORE_CAUSE_NS;
     }
@@ -563,8 +348,7 @@ static int64_t live_run(struct core *c, struct job *job, struct attempt *a, int6
         rendezvous_over(c, job, a);
     if (a->grace_due && now >= a->grace_due && !a->kill) {
         add_event(c, job, a->number, NULL, "controller", "stop-overdue",
-                  "not stopped %.0f s after it was asked to: killed",
-                  (double)(now - a->grace_from) / (double)NS_PER_S);
+                  "not stopped %.0f s after it was asked to: killed", (double)(now - a->grace_from) / (double)NS_PER_S);
         job_fire(c, job, EV_GRACE_OVER);
     }
     if (a->close_due && now >= a->close_due)
@@ -590,7 +374,7 @@ int64_t attempt_run(struct core *c, struct job *job, int64_t now)
         add_event(c, job, job->n_attempts, NULL, "controller", "time-limit", "%s", job->reason_text);
         job_fire(c, job, EV_TIME_LIMIT);
         if (job_state_terminal(job->state))
-            say_end(c, job, job->n_attempts);
+            attempt_say_end(c, job, job->n_attempts);
     } else {
         next = limit_due;
     }

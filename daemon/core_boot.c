@@ -145,7 +145,8 @@ static void load_shard(void *arg, const struct store_shard *row)
     struct job *job = core_job(l->c, row->job);
     struct checkpoint *k = job ? job_checkpoint(job, row->step, row->attempt) : NULL;
     if (!k || row->rank < 0 || row->rank >= k->world) {
-        bad_row(l, "shard %d of checkpoint %" PRId64 " of job %" PRId64 " has no place", row->rank, row->step, row->job);
+        bad_row(l, "shard %d of checkpoint %" PRId64 " of job %" PRId64 " has no place", row->rank, row->step,
+                row->job);
         return;
     }
     struct checkpoint_shard *s = &k->shards[row->rank];
@@ -231,7 +232,7 @@ static void adopt(struct core *c, struct job *job)
 
 int core_load(struct core *c, struct error *err)
 {
-    struct loader l = { .c = c };
+    struct loader l = {.c = c};
     error_clear(&l.err);
     const struct core_store *s = &c->store;
     int rc = s->load_jobs(s->arg, load_job, &l, err);

@@ -22,10 +22,14 @@ Boost__ExitClass__Value classify(const Boost__ExitRecord *x)
     if (x->signal)
         return x->signal == 9 && !x->oom ? CLASS(INFRA) : CLASS(APPLICATION);
     switch (x->exit_code) {
-    case RANK_EXIT_SPEC: return CLASS(SPEC);
-    case RANK_EXIT_PEER: return CLASS(PEER_LOST);
-    case RANK_EXIT_INFRA: return CLASS(INFRA);
-    default: return CLASS(APPLICATION); /* 0 without DONE too: it left in the middle */
+    case RANK_EXIT_SPEC:
+        return CLASS(SPEC);
+    case RANK_EXIT_PEER:
+        return CLASS(PEER_LOST);
+    case RANK_EXIT_INFRA:
+        return CLASS(INFRA);
+    default:
+        return CLASS(APPLICATION); /* 0 without DONE too: it left in the middle */
     }
 }
 
@@ -103,7 +107,11 @@ Boost__Reason__Value cause_reason(const struct job *job, const struct attempt *a
 static void append_text(struct buffer *b, const uint8_t *s, size_t len)
 {
     for (size_t i = 0; i < len; i++) {
-        size_t more = s[i] < 0x80 ? 0 : s[i] >= 0xC2 && s[i] < 0xE0 ? 1 : (s[i] & 0xF0) == 0xE0 ? 2 : s[i] >= 0xF0 && s[i] < 0xF5 ? 3 : 9;
+        size_t more = s[i] < 0x80                   ? 0
+                      : s[i] >= 0xC2 && s[i] < 0xE0 ? 1
+                      : (s[i] & 0xF0) == 0xE0       ? 2
+                      : s[i] >= 0xF0 && s[i] < 0xF5 ? 3
+                                                    : 9;
         bool whole = more != 9 && i + more < len;
         for (size_t k = 1; whole && k <= more; k++)
             whole = (s[i + k] & 0xC0) == 0x80;

@@ -276,6 +276,7 @@ static void shard_stored(struct core *c, struct job *job, struct checkpoint *k, 
     s->crc32c = x->crc32c;
     s->write_ms = x->write_ms;
     k->n_shards++;
+    attempt_reached(job, job_attempt(job, k->attempt), k->step);
     put_shard(c, job, k, rank);
     mark_checkpoint(c, job, k);
 }
@@ -326,7 +327,7 @@ void checkpoints_shards(struct core *c, struct job *job, struct attempt *a, cons
     }
     struct shard_ack *ack = seq ? calloc(1, sizeof *ack) : NULL;
     if (ack) {
-        *ack = (struct shard_ack){ .job = job->id, .seq = seq, .attempt = a->number, .rank = batch->rank };
+        *ack = (struct shard_ack){.job = job->id, .seq = seq, .attempt = a->number, .rank = batch->rank};
         snprintf(ack->node, sizeof ack->node, "%s", a->parts[a->ranks[batch->rank].part].node);
         after_durable(c, shards_durable, ack, drop_ack);
     }
@@ -358,7 +359,8 @@ static void try_again(struct core *c, struct checkpoint *k)
     c->work = true;
 }
 
-static void manifest_done(struct core *c, struct task *t, int rc, const struct error *err, const Boost__TaskReply *reply)
+static void manifest_done(struct core *c, struct task *t, int rc, const struct error *err,
+                          const Boost__TaskReply *reply)
 {
     struct job *job;
     struct checkpoint *k = task_checkpoint(c, t, &job);
@@ -470,12 +472,10 @@ void checkpoints_work(struct core *c, struct job *job)
     }
 }
 
-int64_t checkpoints_run(struct core *c, int64_t now)
+void checkpoints_run(struct core *c)
 {
-    (void)now;
-    for (struct job *job = c->working, *next; job; job = next) {
+    for (struct job *job = c->working.head, *next; job; job = next) {
         next = job->working.next;
         checkpoints_work(c, job);
     }
-    return INT64_MAX;
 }

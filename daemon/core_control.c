@@ -108,12 +108,12 @@ static double grace_s(struct core *c, const struct job *job)
 static void say_stop(struct core *c, const struct job *job, const char *then, struct control *x)
 {
     if (job_state_terminal(job->state) || job->state == STATE(HELD))
-        snprintf(x->text, sizeof x->text, "job %" PRId64 " %s", job->id, then);
+        snprintf(x->text, sizeof x->text, "%s", then);
     else if (grace_s(c, job) > 0)
-        snprintf(x->text, sizeof x->text, "job %" PRId64 " finishes its step, checkpoints (at most %.0f s) and is %s",
-                 job->id, grace_s(c, job), then);
+        snprintf(x->text, sizeof x->text, "finishes its step, checkpoints (at most %.0f s) and is %s", grace_s(c, job),
+                 then);
     else
-        snprintf(x->text, sizeof x->text, "job %" PRId64 " is killed and then %s", job->id, then);
+        snprintf(x->text, sizeof x->text, "is killed and then %s", then);
 }
 
 static int refused(const struct job *job, const char *why, const char *hint, struct error *err)
@@ -136,7 +136,8 @@ static int cancel(struct core *c, struct job *job, bool now, const char *actor, 
     if (job_state_terminal(job->state))
         return refused(job, "it has ended", NULL, err);
     if (!allowed(job, event))
-        return refused(job, "it is being stopped already", now ? NULL : "boostctl cancel --now does not wait for it", err);
+        return refused(job, "it is being stopped already", now ? NULL : "boostctl cancel --now does not wait for it",
+                       err);
     if (!(job->state == STATE(STOPPING) && job->stop_target >= (int)STATE(COMPLETED)))
         job_reason(job, REASON(Cancelled), "cancelled by %s", actor);
     add_event(c, job, job->n_attempts, NULL, actor, "cancel", "cancel%s at step %" PRId64,
@@ -171,8 +172,8 @@ static int release(struct core *c, struct job *job, const char *actor, struct co
     job_reason(job, REASON(NONE), "%s", "");
     add_event(c, job, job->n_attempts, NULL, actor, "released", "released, to be queued");
     job_fire(c, job, EV_RELEASE);
-    snprintf(x->text, sizeof x->text, "job %" PRId64 " is %s", job->id,
-             job->state == STATE(QUEUED) ? "QUEUED" : "queued as soon as it has stopped");
+    snprintf(x->text, sizeof x->text, "%s",
+             job->state == STATE(QUEUED) ? "QUEUED" : "is queued as soon as it has stopped");
     return ERR_OK;
 }
 
@@ -201,7 +202,7 @@ static int ask_checkpoint(struct core *c, struct job *job, const char *actor, st
         send_to(c, node_find(c, a->parts[p].node), &m);
     add_event(c, job, a->number, NULL, actor, "checkpoint-requested", "checkpoint asked for at step %" PRId64,
               a->to_step);
-    snprintf(x->text, sizeof x->text, "job %" PRId64 " takes a checkpoint at one of its next steps", job->id);
+    snprintf(x->text, sizeof x->text, "takes a checkpoint at one of its next steps");
     return ERR_OK;
 }
 
@@ -218,7 +219,7 @@ void core_control(struct core *c, Boost__ControlRequest__Verb verb, int64_t id, 
         rc = error_set(&err, ERR_NOMEM, "out of memory");
         goto out;
     }
-    *x = (struct control){ .reply = reply, .arg = arg };
+    *x = (struct control){.reply = reply, .arg = arg};
     if (!job) {
         rc = error_set(&err, ERR_NOT_FOUND, "no job %" PRId64, id);
         goto out;
@@ -229,11 +230,21 @@ void core_control(struct core *c, Boost__ControlRequest__Verb verb, int64_t id, 
         goto out;
     }
     switch (verb) {
-    case BOOST__CONTROL_REQUEST__VERB__CANCEL: rc = cancel(c, job, now, actor, x, &err); break;
-    case BOOST__CONTROL_REQUEST__VERB__HOLD: rc = hold(c, job, actor, x, &err); break;
-    case BOOST__CONTROL_REQUEST__VERB__RELEASE: rc = release(c, job, actor, x, &err); break;
-    case BOOST__CONTROL_REQUEST__VERB__CHECKPOINT: rc = ask_checkpoint(c, job, actor, x, &err); break;
-    default: rc = error_set(&err, ERR_UNSUPPORTED, "unknown verb %d", (int)verb); break;
+    case BOOST__CONTROL_REQUEST__VERB__CANCEL:
+        rc = cancel(c, job, now, actor, x, &err);
+        break;
+    case BOOST__CONTROL_REQUEST__VERB__HOLD:
+        rc = hold(c, job, actor, x, &err);
+        break;
+    case BOOST__CONTROL_REQUEST__VERB__RELEASE:
+        rc = release(c, job, actor, x, &err);
+        break;
+    case BOOST__CONTROL_REQUEST__VERB__CHECKPOINT:
+        rc = ask_checkpoint(c, job, actor, x, &err);
+        break;
+    default:
+        rc = error_set(&err, ERR_UNSUPPORTED, "unknown verb %d", (int)verb);
+        break;
     }
 out:
     if (rc) {

@@ -8,36 +8,36 @@
 #include "daemon/sched.h"
 #include "proto/base/clock.h"
 
-#define STATE(s) BOOST__JOB_STATE__VALUE__##s
-#define REASON(r) BOOST__REASON__VALUE__##r
+#define STATE(s)    BOOST__JOB_STATE__VALUE__##s
+#define REASON(r)   BOOST__REASON__VALUE__##r
 #define LIVENESS(l) BOOST__NODE_LIVENESS__VALUE__##l
-#define ADMIN(a) BOOST__NODE_ADMIN__VALUE__##a
-#define CKPT(s) BOOST__CHECKPOINT_STATE__VALUE__##s
-#define CLASS(c) BOOST__EXIT_CLASS__VALUE__##c
-#define PHASE(p) BOOST__RANK_UPDATE__PHASE__##p
+#define ADMIN(a)    BOOST__NODE_ADMIN__VALUE__##a
+#define CKPT(s)     BOOST__CHECKPOINT_STATE__VALUE__##s
+#define CLASS(c)    BOOST__EXIT_CLASS__VALUE__##c
+#define PHASE(p)    BOOST__RANK_UPDATE__PHASE__##p
 
 /* Waits that no configuration sets. */
 #define CORE_PREFLIGHT_NS (2 * NS_PER_S)   /* then the submit is taken unchecked                  */
-#define CORE_VERIFY_NS (600 * NS_PER_S)    /* a checkpoint read back whole                        */
-#define CORE_MANIFEST_NS (60 * NS_PER_S)
-#define CORE_DELETE_NS (600 * NS_PER_S)
-#define CORE_LOG_EXTRA_NS (5 * NS_PER_S)   /* over the reader's own wait                          */
-#define CORE_CLOSE_NS (10 * NS_PER_S)      /* an ended attempt waits for manifests                */
-#define CORE_FINAL_NS (5 * NS_PER_S)       /* a clean end waits for word of its last checkpoint   */
-#define CORE_CAUSE_NS NS_PER_S             /* a failure waits for the ends that came before it    */
-#define CORE_RETRY_NS (5 * NS_PER_S)       /* between tries of a task or a start                  */
-#define CORE_STOP_MIN_NS (30 * NS_PER_S)   /* the least automatic stop grace                      */
-#define CORE_TASK_TRIES 3
+#define CORE_VERIFY_NS    (600 * NS_PER_S) /* a checkpoint read back whole                        */
+#define CORE_MANIFEST_NS  (60 * NS_PER_S)
+#define CORE_DELETE_NS    (600 * NS_PER_S)
+#define CORE_LOG_EXTRA_NS (5 * NS_PER_S)  /* over the reader's own wait                          */
+#define CORE_CLOSE_NS     (10 * NS_PER_S) /* an ended attempt waits for manifests                */
+#define CORE_FINAL_NS     (5 * NS_PER_S)  /* a clean end waits for word of its last checkpoint   */
+#define CORE_CAUSE_NS     NS_PER_S        /* a failure waits for the ends that came before it    */
+#define CORE_RETRY_NS     (5 * NS_PER_S)  /* between tries of a task or a start                  */
+#define CORE_STOP_MIN_NS  (30 * NS_PER_S) /* the least automatic stop grace                      */
+#define CORE_TASK_TRIES   3
 
 /* What a node's devices are taken by. */
 struct holding {
     int64_t job;
     int attempt;
     int slots;
-    bool reserved;     /* chosen, StartAttempt not decided yet */
-    int64_t kill_due;  /* a kill was sent: to be confirmed by then, 0 = none */
+    bool reserved;    /* chosen, StartAttempt not decided yet */
+    int64_t kill_due; /* a kill was sent: to be confirmed by then, 0 = none */
     int64_t kill_from;
-    bool overdue;      /* never confirmed: the node was drained for it */
+    bool overdue; /* never confirmed: the node was drained for it */
 };
 
 struct node {
@@ -104,6 +104,10 @@ struct change {
 /* A log request for a job that has not started. */
 struct parked_log;
 
+struct job_list {
+    struct job *head, *tail;
+};
+
 struct core {
     struct core_ops ops;
     struct core_store store;
@@ -115,7 +119,7 @@ struct core {
 
     struct job **jobs; /* by id, ascending */
     int n_jobs, cap_jobs;
-    struct job *active, *pending, *working;
+    struct job_list active, pending, working;
     struct node *nodes;
     struct task *tasks;
     uint64_t next_task;
@@ -146,6 +150,8 @@ int64_t now_wall(struct core *c);
 void core_log_line(struct core *c, enum core_log_level level, const char *fmt, ...) PRINTF_LIKE(3, 4);
 void due_at(struct core *c, int64_t mono_ns); /* core_run has something to do then */
 
+/* ---- core_change.c ---------------------------------------------------------------- */
+
 /* Every public function that may change something ends with it: one transaction of all that is marked. */
 void change_commit(struct core *c);
 void mark_job(struct core *c, struct job *job); /* its row is to be written, its version grows */
@@ -161,11 +167,13 @@ void after_durable(struct core *c, void (*fn)(struct core *, void *, int, const 
                    void (*drop)(void *));
 void progress_changed(struct core *c, struct job *job); /* something a summary shows, no row */
 
+/* ---- core_jobs.c ------------------------------------------------------------------ */
+
 /* Takes the transition: state, lists, immediate actions; the others run when it is durable. False: illegal, counted. */
 bool job_fire(struct core *c, struct job *job, enum job_event event);
 void job_reason(struct job *job, Boost__Reason__Value reason, const char *fmt, ...) PRINTF_LIKE(3, 4);
-void list_add(struct job **list, struct job *job, struct job_link *(*link)(struct job *));
-void list_remove(struct job **list, struct job *job, struct job_link *(*link)(struct job *));
+void list_add(struct job_list *list, struct job *job, struct job_link *(*link)(struct job *));
+void list_remove(struct job_list *list, struct job *job, struct job_link *(*link)(struct job *));
 struct job_link *link_active(struct job *job);
 struct job_link *link_pending(struct job *job);
 struct job_link *link_working(struct job *job);
@@ -181,10 +189,10 @@ MUST_USE int core_load(struct core *c, struct error *err);
 /* ---- core_account.c: where a job's time goes --------------------------------------- */
 
 enum core_account { ACCOUNT_NONE, ACCOUNT_QUEUE, ACCOUNT_RESTART, ACCOUNT_REPLAY, ACCOUNT_PRODUCTIVE };
-void account_state(struct core *c, struct job *job);   /* as state and step say, from now on */
+void account_state(struct core *c, struct job *job);                        /* as state and step say, from now on */
 void account_detection(struct core *c, struct job *job, int64_t silent_ns); /* the last stretch was detection */
 void account_totals(struct core *c, const struct job *job, Boost__Goodput *out); /* with the open stretch */
-double job_elapsed_s(struct core *c, const struct job *job); /* STARTING + RUNNING + RECOVERING of all attempts */
+double job_elapsed_s(struct core *c, const struct job *job);       /* STARTING + RUNNING + RECOVERING of all attempts */
 int64_t job_time_limit_due(struct core *c, const struct job *job); /* mono, INT64_MAX: none */
 
 /* ---- core_nodes.c ------------------------------------------------------------------ */
@@ -198,6 +206,8 @@ void node_release(struct core *c, struct node *n, int64_t job, int attempt);
 int node_free_slots(const struct node *n);
 bool node_usable(const struct node *n); /* UP and connected */
 void node_drain(struct core *c, struct node *n, const char *reason);
+/* Ends the controller's own drain, once nothing overdue is left: what it was for is confirmed after all. */
+void node_undrain(struct core *c, struct node *n);
 /* Something came from it. */
 void node_seen(struct core *c, struct node *n);
 int64_t nodes_run(struct core *c, int64_t now);
@@ -232,8 +242,10 @@ void start_cancel(struct core *c, struct job *job); /* gives reserved devices ba
 void attempt_send(struct core *c, struct job *job, unsigned actions, const char *only_node);
 char *checkpoint_dir_of(struct core *c, const struct job *job); /* caller frees */
 
-/* ---- core_attempts.c: how an attempt goes and ends ------------------------------------ */
+/* ---- core_attempts.c: how an attempt goes ------------------------------------ */
 
+/* Some rank says that `step` steps are done. */
+void attempt_reached(struct job *job, struct attempt *a, int64_t step);
 void attempt_rank_update(struct core *c, struct job *job, struct attempt *a, struct node *n,
                          const Boost__RankUpdate *u);
 void attempt_rank_end(struct core *c, struct job *job, struct attempt *a, struct node *n, const Boost__ExitRecord *x);
@@ -243,13 +255,22 @@ void attempt_part_over(struct core *c, struct job *job, struct attempt *a, const
 /* Anything but a rank's end: hang, lost node, rendezvous, refusal. Ignored when the cause is known already. */
 void attempt_fail(struct core *c, struct job *job, struct attempt *a, Boost__ExitClass__Value class,
                   Boost__Reason__Value reason, const char *kind, const char *node, const char *text);
-/* Ends it when all of it is over and nothing is waited for. */
-void attempt_try_close(struct core *c, struct job *job);
-void attempt_close(struct core *c, struct job *job); /* ACT_CLOSE_ATTEMPT */
+/* Finds the cause among the ends known; `force`: no more are to come, or not soon. */
+void attempt_decide(struct core *c, struct job *job, struct attempt *a, bool force);
 void attempt_mark_kill(struct core *c, struct job *job, struct attempt *a);
 void backoff_arm(struct core *c, struct job *job); /* ACT_BACKOFF */
 void grace_arm(struct core *c, struct job *job, struct attempt *a);
 int64_t attempt_run(struct core *c, struct job *job, int64_t now); /* its timers */
+
+/* ---- core_ending.c --------------------------------------------------------------------- */
+
+/* Ends the live attempt when all of it is over and nothing is waited for. */
+void attempt_try_close(struct core *c, struct job *job);
+void attempt_close(struct core *c, struct job *job); /* ACT_CLOSE_ATTEMPT */
+/* The event of the state that the job has come to. */
+void attempt_say_end(struct core *c, struct job *job, int attempt);
+void ack_rank_end(struct core *c, const struct job *job, struct attempt *a, int rank);
+/* All that the agents still owe of it, and that they may forget it. */
 void ack_attempt_ends(struct core *c, struct job *job, struct attempt *a);
 
 /* ---- core_cause.c: texts and classes of failures --------------------------------------- */
@@ -271,7 +292,7 @@ void checkpoints_abandon_open(struct core *c, struct job *job, const struct atte
 int checkpoints_open(const struct job *job, const struct attempt *a);
 void checkpoints_retain(struct core *c, struct job *job);
 void checkpoints_work(struct core *c, struct job *job); /* sends the tasks that are due */
-int64_t checkpoints_run(struct core *c, int64_t now);
+void checkpoints_run(struct core *c);                   /* all that have work; their next tries are due_at() */
 /* Newest COMMITTED that is not damaged, below `below` when it is not NULL. */
 struct checkpoint *checkpoints_newest(const struct job *job, const struct checkpoint *below);
 void checkpoint_damaged(struct core *c, struct job *job, struct checkpoint *k, const char *node, const char *why);

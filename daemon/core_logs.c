@@ -36,7 +36,7 @@ static void reply_kept(const struct job *job, const struct log_read *x, const ch
 {
     struct attempt *a = job_attempt(job, x->attempt);
     const struct rank_end *e = a->ranks[x->rank].end;
-    struct core_log log = { .attempt = x->attempt, .newest_attempt = job->n_attempts, .finished = a->end_ns != 0 };
+    struct core_log log = {.attempt = x->attempt, .newest_attempt = job->n_attempts, .finished = a->end_ns != 0};
     char note[512];
     if (e && e->log_tail_len) {
         size_t skip = x->has_offset && x->offset > 0 ? (size_t)x->offset : 0;
@@ -67,12 +67,12 @@ static void log_done(struct core *c, struct task *t, int rc, const struct error 
     } else if (rc) {
         x->reply(x->arg, rc, err, NULL);
     } else {
-        struct core_log log = { .data = reply->data.data,
-                                .len = reply->data.len,
-                                .next_offset = reply->next_offset,
-                                .attempt = x->attempt,
-                                .newest_attempt = job->n_attempts,
-                                .finished = reply->finished };
+        struct core_log log = {.data = reply->data.data,
+                               .len = reply->data.len,
+                               .next_offset = reply->next_offset,
+                               .attempt = x->attempt,
+                               .newest_attempt = job->n_attempts,
+                               .finished = reply->finished};
         x->reply(x->arg, ERR_OK, NULL, &log);
     }
 }
@@ -111,25 +111,26 @@ static void ask(struct core *c, struct job *job, struct attempt *a, const Boost_
 static void reply_none(const struct job *job, log_reply_fn reply, void *arg)
 {
     char note[128];
-    struct core_log log = { .finished = job_state_terminal(job->state) };
+    struct core_log log = {.finished = job_state_terminal(job->state)};
     snprintf(note, sizeof note, "job %" PRId64 " is %s and has not started", job->id, job_state_name(job->state));
     log.note = note;
     reply(arg, ERR_OK, NULL, &log);
 }
 
-static void park(struct core *c, const struct job *job, const Boost__LogsRequest *request, log_reply_fn reply, void *arg)
+static void park(struct core *c, const struct job *job, const Boost__LogsRequest *request, log_reply_fn reply,
+                 void *arg)
 {
     struct parked_log *p = request->wait_ms > 0 && !job_state_terminal(job->state) ? calloc(1, sizeof *p) : NULL;
     if (!p) {
         reply_none(job, reply, arg);
         return;
     }
-    *p = (struct parked_log){ .next = c->parked,
-                              .job = job->id,
-                              .deadline = now_mono(c) + request->wait_ms * NS_PER_MS,
-                              .request = *request,
-                              .reply = reply,
-                              .arg = arg };
+    *p = (struct parked_log){.next = c->parked,
+                             .job = job->id,
+                             .deadline = now_mono(c) + request->wait_ms * NS_PER_MS,
+                             .request = *request,
+                             .reply = reply,
+                             .arg = arg};
     p->request.job = NULL;
     c->parked = p;
     due_at(c, p->deadline);
@@ -162,12 +163,12 @@ void core_read_log(struct core *c, const struct job *const_job, const Boost__Log
         reply(arg, ERR_NOMEM, &err, NULL);
         return;
     }
-    *x = (struct log_read){ .reply = reply,
-                            .arg = arg,
-                            .attempt = number,
-                            .rank = request->rank,
-                            .offset = request->has_offset ? request->offset : 0,
-                            .has_offset = request->has_offset };
+    *x = (struct log_read){.reply = reply,
+                           .arg = arg,
+                           .attempt = number,
+                           .rank = request->rank,
+                           .offset = request->has_offset ? request->offset : 0,
+                           .has_offset = request->has_offset};
     ask(c, job, a, request, x);
 }
 

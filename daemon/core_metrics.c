@@ -1,7 +1,7 @@
 /* Metrics on their way from agents to the store, and what the summaries show of them. */
 #include <math.h>
-#include <stdlib.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/core_internal.h"
@@ -93,7 +93,7 @@ static bool row_of(const Boost__MetricRecord *record, struct arena *mem, struct 
     double *values = arena_alloc(mem, (record->n_values + 1) * sizeof *values);
     if (!names || !values)
         return false;
-    *row = (struct store_metric){ .seq = record->seq, .step = record->step, .wall_ns = record->wall_ns };
+    *row = (struct store_metric){.seq = record->seq, .step = record->step, .wall_ns = record->wall_ns};
     for (size_t i = 0; i < record->n_values; i++) {
         if (!record->values[i]->name)
             continue;
@@ -118,15 +118,16 @@ void metrics_batch(struct core *c, struct job *job, struct attempt *a, struct no
         ok = row_of(b->records[i], &mem, &rows[i]);
         if (b->records[i]->seq > seq)
             seq = b->records[i]->seq;
-        if (ok && b->rank == 0 && newest)
+        if (ok && b->rank == 0 && newest) {
             show(job, b->records[i]);
+            attempt_reached(job, a, b->records[i]->step);
+        }
     }
     if (!ok || b->n_records == 0) {
         free(owed); /* not acknowledged: it comes again */
     } else {
         *owed = (struct metrics_owed){
-            .core = c, .next = c->metrics, .job = job->id, .seq = seq, .attempt = a->number, .rank = b->rank
-        };
+            .core = c, .next = c->metrics, .job = job->id, .seq = seq, .attempt = a->number, .rank = b->rank};
         snprintf(owed->node, sizeof owed->node, "%s", n->name);
         if (owed->next)
             owed->next->prev = owed;

@@ -65,12 +65,11 @@ struct holding *node_hold(struct node *n, int64_t job, int attempt, int slots)
     if (!list)
         return NULL;
     n->holdings = list;
-    list[n->n_holdings] = (struct holding){ .job = job, .attempt = attempt, .slots = slots };
+    list[n->n_holdings] = (struct holding){.job = job, .attempt = attempt, .slots = slots};
     return &list[n->n_holdings++];
 }
 
-/* The controller's own drain ends when what it was for is confirmed after all. */
-static void undrain(struct core *c, struct node *n)
+void node_undrain(struct core *c, struct node *n)
 {
     for (int i = 0; i < n->n_holdings; i++)
         if (n->holdings[i].overdue)
@@ -95,7 +94,7 @@ void node_release(struct core *c, struct node *n, int64_t job, int attempt)
     *h = n->holdings[--n->n_holdings];
     c->schedule = true;
     if (overdue)
-        undrain(c, n);
+        node_undrain(c, n);
 }
 
 int node_free_slots(const struct node *n)
@@ -129,6 +128,7 @@ static void set_liveness(struct core *c, struct node *n, Boost__NodeLiveness__Va
         return;
     n->liveness = to;
     c->schedule = true;
+    c->work = true;
 }
 
 void node_seen(struct core *c, struct node *n)
@@ -217,7 +217,7 @@ static void node_down(struct core *c, struct node *n, int64_t now)
     tasks_lost(c, n);
     for (int i = 0; i < n->n_holdings; i++)
         n->holdings[i].kill_due = 0; /* an unreachable node is not waited for */
-    for (struct job *job = c->active, *next; job; job = next) {
+    for (struct job *job = c->active.head, *next; job; job = next) {
         next = job->active.next;
         struct attempt *a = job_live_attempt(job);
         if (job->starting)

@@ -53,12 +53,12 @@ static bool picture_make(struct core *c, const struct job *job, struct picture *
     p->n = 0;
     for (struct node *node = c->nodes; p->nodes && p->of && node; node = node->next) {
         struct sched_node *s = &p->nodes[p->n];
-        *s = (struct sched_node){ .name = node->name,
-                                  .slots = node->cpu_slots,
-                                  .free = node_free_slots(node),
-                                  .up = node_usable(node),
-                                  .open = node->admin == ADMIN(NONE),
-                                  .uid = node->uid };
+        *s = (struct sched_node){.name = node->name,
+                                 .slots = node->cpu_slots,
+                                 .free = node_free_slots(node),
+                                 .up = node_usable(node),
+                                 .open = node->admin == ADMIN(NONE),
+                                 .uid = node->uid};
         /* Attempt k+1 does not go where attempt k is not confirmed dead. */
         for (int i = 0; job && i < node->n_holdings; i++)
             if (node->holdings[i].job == job->id)
@@ -76,7 +76,7 @@ static void picture_free(struct picture *p)
 
 static void no_memory(struct sched_answer *out)
 {
-    *out = (struct sched_answer){ .verdict = SCHED_WAIT, .reason = REASON(NoDevices) };
+    *out = (struct sched_answer){.verdict = SCHED_WAIT, .reason = REASON(NoDevices)};
     snprintf(out->text, sizeof out->text, "the controller is out of memory");
 }
 
@@ -85,7 +85,7 @@ static struct node **choose(struct core *c, const struct job *job, const Boost__
                             struct sched_answer *out)
 {
     struct picture p;
-    struct sched_request request = { .nodes = spec_nodes(spec), .devices_per_node = spec_devices(spec), .uid = uid };
+    struct sched_request request = {.nodes = spec_nodes(spec), .devices_per_node = spec_devices(spec), .uid = uid};
     int *index = calloc((size_t)request.nodes, sizeof *index);
     struct node **chosen = calloc((size_t)request.nodes, sizeof(struct node *));
     if (!picture_make(c, job, &p) || !index || !chosen) {
@@ -107,7 +107,7 @@ static struct node **choose(struct core *c, const struct job *job, const Boost__
 /* Anyone before it in the order who waits for devices that others hold? */
 static const struct job *blocker(struct core *c, const struct job *job, int priority, struct sched_answer *why)
 {
-    for (const struct job *ahead = c->pending; ahead && ahead != job; ahead = ahead->pending.next) {
+    for (const struct job *ahead = c->pending.head; ahead && ahead != job; ahead = ahead->pending.next) {
         if (!job && ahead->priority < priority)
             break;
         if (ahead->starting)
@@ -126,7 +126,7 @@ void spec_pending_reason(struct core *c, const Boost__JobSpec *resolved, uint32_
     const struct job *head = out->verdict == SCHED_PLACED ? blocker(c, NULL, resolved->priority, &ahead) : NULL;
     if (!head)
         return;
-    *out = (struct sched_answer){ .verdict = SCHED_WAIT, .reason = ahead.reason };
+    *out = (struct sched_answer){.verdict = SCHED_WAIT, .reason = ahead.reason};
     snprintf(out->text, sizeof out->text, "behind job %" PRId64 ", which %s", head->id, ahead.text);
 }
 
@@ -135,14 +135,14 @@ void job_pending_reason(struct core *c, const struct job *job, struct sched_answ
     struct sched_answer ahead;
     free(choose(c, job, job->resolved, job->uid, out));
     if (out->verdict == SCHED_PLACED && job->start_retry_due) {
-        *out = (struct sched_answer){ .verdict = SCHED_WAIT, .reason = REASON(Backoff) };
+        *out = (struct sched_answer){.verdict = SCHED_WAIT, .reason = REASON(Backoff)};
         snprintf(out->text, sizeof out->text, "%.200s", job->start_trouble ? job->start_trouble : "tried again soon");
         return;
     }
     const struct job *head = out->verdict == SCHED_PLACED ? blocker(c, job, 0, &ahead) : NULL;
     if (!head)
         return;
-    *out = (struct sched_answer){ .verdict = SCHED_WAIT, .reason = ahead.reason };
+    *out = (struct sched_answer){.verdict = SCHED_WAIT, .reason = ahead.reason};
     snprintf(out->text, sizeof out->text, "behind job %" PRId64 ", which %s", head->id, ahead.text);
 }
 
@@ -210,6 +210,14 @@ static bool fill_parts(struct attempt *a, const struct core_start *s, int per_no
     return true;
 }
 
+static bool any_damaged(const struct job *job)
+{
+    for (int i = 0; i < job->n_checkpoints; i++)
+        if (job->checkpoints[i]->damaged)
+            return true;
+    return false;
+}
+
 /* The checkpoint is good (or there is none): the attempt begins. */
 static void start_commit(struct core *c, struct job *job)
 {
@@ -242,6 +250,7 @@ static void start_commit(struct core *c, struct job *job)
     job_reason(job, REASON(NONE), "%s", "");
     mark_attempt(c, job, a);
     job_fire(c, job, EV_PLACED);
+    due_at(c, job_time_limit_due(c, job));
     char *placement = attempt_placement(a);
     if (from)
         add_event(c, job, a->number, NULL, "controller", "started",
@@ -250,7 +259,7 @@ static void start_commit(struct core *c, struct job *job)
     else
         add_event(c, job, a->number, NULL, "controller", "started", "attempt %d on %s, from the initial weights%s",
                   a->number, placement ? placement : "?",
-                  job->checkpoint_step >= 0 ? ": no committed checkpoint of it verifies" : "");
+                  any_damaged(job) ? ": no committed checkpoint of it verifies" : "");
     free(placement);
 }
 
@@ -325,7 +334,7 @@ static void start_begin(struct core *c, struct job *job, struct node **nodes)
         free(nodes);
         return;
     }
-    *s = (struct core_start){ .nodes = nodes, .n_nodes = n, .since = now_mono(c) };
+    *s = (struct core_start){.nodes = nodes, .n_nodes = n, .since = now_mono(c)};
     job->starting = s;
     job->start_retry_due = 0;
     if (!held) {
@@ -336,10 +345,20 @@ static void start_begin(struct core *c, struct job *job, struct node **nodes)
     start_next(c, job);
 }
 
+static bool any_open(struct core *c)
+{
+    for (const struct node *n = c->nodes; n; n = n->next)
+        if (node_usable(n) && n->admin == ADMIN(NONE))
+            return true;
+    return false;
+}
+
 void schedule_pass(struct core *c)
 {
     int64_t now = now_mono(c);
-    for (struct job *job = c->pending, *next; job; job = next) {
+    if (!any_open(c))
+        return; /* however many wait */
+    for (struct job *job = c->pending.head, *next; job; job = next) {
         struct sched_answer answer;
         next = job->pending.next;
         if (job->starting)

@@ -110,7 +110,8 @@ static void waits_of_attempt(struct waits *w, const struct job *job, const struc
     if (a->grace_due && !a->kill)
         wait_add(w, arena_strdup(w->mem, "ranks to finish their step and checkpoint"), a->grace_from, a->grace_due);
     if (a->close_due)
-        wait_add(w, arena_strdup(w->mem, "last checkpoint of the attempt to be committed"), a->close_from, a->close_due);
+        wait_add(w, arena_strdup(w->mem, "last checkpoint of the attempt to be committed"), a->close_from,
+                 a->close_due);
 }
 
 static void waits_of_checkpoints(struct waits *w, const struct job *job)
@@ -180,8 +181,8 @@ static char *stopping_line(struct core *c, const struct job *job, struct arena *
     if (a && a->grace_due && !a->kill)
         return arena_printf(mem, "to %s in at most %.0fs: %s", job_state_name((Boost__JobState__Value)job->stop_target),
                             ceil(seconds(a->grace_due - now_mono(c))), why ? why : "");
-    return arena_printf(mem, "to %s, ending attempt %d: %s",
-                        job_state_name((Boost__JobState__Value)job->stop_target), job->n_attempts, why ? why : "");
+    return arena_printf(mem, "to %s, ending attempt %d: %s", job_state_name((Boost__JobState__Value)job->stop_target),
+                        job->n_attempts, why ? why : "");
 }
 
 /* A running job whose node is silent is believed running, and says so. */
@@ -331,7 +332,7 @@ Boost__ShowReply *core_show(struct core *c, const struct job *job, struct arena 
 {
     Boost__ShowReply *s = arena_alloc(arena, sizeof *s);
     Boost__Goodput *g = arena_alloc(arena, sizeof *g);
-    struct waits w = { .c = c, .mem = arena };
+    struct waits w = {.c = c, .mem = arena};
     if (!s || !g)
         return NULL;
     boost__show_reply__init(s);
@@ -355,8 +356,9 @@ Boost__ShowReply *core_show(struct core *c, const struct job *job, struct arena 
     s->n_waits = w.n;
     account_totals(c, job, g);
     s->goodput = g;
-    s->reason_text = job->reason_text && *job->reason_text ? arena_strdup(arena, job->reason_text)
-                                                           : arena_strdup(arena, s->summary->info);
+    bool waits = job->state == STATE(QUEUED) || job->state == STATE(RECOVERING);
+    const char *why = job->reason_text ? job->reason_text : "";
+    s->reason_text = arena_strdup(arena, !*why && waits ? s->summary->info : why);
     s->has_restarts_used = true;
     s->restarts_used = job->restarts_used;
     return s->reason_text ? s : NULL;
@@ -436,7 +438,7 @@ Boost__Totals *core_totals(struct core *c, struct arena *arena)
     boost__totals__init(t);
     t->has_running = t->has_recovering = t->has_queued = t->has_held = t->has_nodes_up = t->has_nodes_down = true;
     t->has_nodes_draining = t->has_devices = t->has_devices_busy = true;
-    for (struct job *job = c->active; job; job = job->active.next) {
+    for (struct job *job = c->active.head; job; job = job->active.next) {
         t->running += job->state == STATE(RUNNING) || job->state == STATE(STARTING) || job->state == STATE(STOPPING);
         t->recovering += job->state == STATE(RECOVERING);
         t->queued += job->state == STATE(QUEUED);

@@ -50,7 +50,7 @@ static Boost__JobSpec *copy_spec(const Boost__JobSpec *spec)
 /* Memory of a rank on the first node that would do; unknown while none is UP. */
 static struct plan_machine machine_of(struct core *c, uint32_t uid)
 {
-    struct plan_machine m = { 0 };
+    struct plan_machine m = {0};
     const struct node *n = task_node(c, NULL, uid);
     if (n && n->cpu_slots > 0)
         m.memory_bytes = n->memory_mib * (INT64_C(1) << 20) / n->cpu_slots;
@@ -174,7 +174,7 @@ void core_submit(struct core *c, const Boost__JobSpec *spec, const struct core_u
         reply(arg, ERR_NOMEM, &err, 0);
         return;
     }
-    *s = (struct submit){ .uid = user->uid, .gid = user->gid, .hold = hold, .reply = reply, .arg = arg };
+    *s = (struct submit){.uid = user->uid, .gid = user->gid, .hold = hold, .reply = reply, .arg = arg};
     s->user = strdup(user->name ? user->name : "?");
     int rc = plan_validate(spec, &err);
     if (!rc)

@@ -11,7 +11,7 @@ uint64_t task_send(struct core *c, struct node *n, const struct job *job, uint32
     struct task *t = calloc(1, sizeof *t);
     if (!t)
         return 0;
-    *t = (struct task){ .id = c->next_task++, .node = n, .job = job ? job->id : 0, .done = done };
+    *t = (struct task){.id = c->next_task++, .node = n, .job = job ? job->id : 0, .done = done};
     body->has_id = body->has_uid = body->has_gid = true;
     body->id = t->id;
     body->uid = uid;

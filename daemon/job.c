@@ -177,7 +177,7 @@ static int parse_part(struct attempt *a, const char *text, const char **next, st
         return error_set(err, ERR_NOMEM, "out of memory");
     a->parts = list;
     struct attempt_part *p = &list[a->n_parts];
-    *p = (struct attempt_part){ .node = strndup(text, (size_t)(colon - text)) };
+    *p = (struct attempt_part){.node = strndup(text, (size_t)(colon - text))};
     size_t commas = 1;
     for (const char *s = colon; s < end; s++)
         commas += *s == ',';

@@ -74,16 +74,16 @@ struct rank_end {
     Boost__ExitClass__Value class;
     int exit_code, signal; /* signal 0: it exited */
     bool core_dumped, killed_by_us, oom, done, lost;
-    int64_t seq;     /* keeper's order on its node, from 1 */
-    int64_t arrival; /* controller's order over all nodes  */
+    int64_t seq;       /* keeper's order on its node, from 1 */
+    int64_t arrival;   /* controller's order over all nodes  */
     int64_t last_step; /* -1 = not said */
-    char *error;     /* may be NULL */
+    char *error;       /* may be NULL */
     uint8_t *log_tail;
     size_t log_tail_len;
 };
 
 struct rank {
-    int part; /* index into attempt->parts */
+    int part;   /* index into attempt->parts */
     bool heard; /* a RankUpdate of it came to this run of the controller */
     Boost__RankUpdate__Phase phase;
     int64_t step;
@@ -104,9 +104,9 @@ struct attempt_part {
 };
 
 struct attempt {
-    int number; /* from 1 */
+    int number;                 /* from 1 */
     int64_t from_step, to_step; /* to_step: highest seen */
-    int from_attempt; /* that wrote the checkpoint it started from; 0 = initial weights or unknown */
+    int from_attempt;           /* that wrote the checkpoint it started from; 0 = initial weights or unknown */
     struct attempt_part *parts;
     int n_parts;
     struct rank *ranks; /* [world] */
@@ -118,18 +118,18 @@ struct attempt {
 
     /* of the live attempt only */
     bool start_durable; /* its row is: StartAttempt may be sent */
-    bool failing;  /* a rank failed; the rest is being killed                   */
-    bool decided;  /* the cause is known, reason and text are set               */
-    bool kill;     /* to be killed, not asked to stop                           */
+    bool failing;       /* a rank failed; the rest is being killed                   */
+    bool decided;       /* the cause is known, reason and text are set               */
+    bool kill;          /* to be killed, not asked to stop                           */
     int64_t start_mono, running_mono;
-    int64_t failing_mono;    /* when the first failing rank was heard of         */
-    int64_t progress_mono;   /* when a rank last got further                     */
-    int64_t rendezvous_due;  /* mono ns, 0 = none                                */
+    int64_t failing_mono;   /* when the first failing rank was heard of         */
+    int64_t progress_mono;  /* when a rank last got further                     */
+    int64_t rendezvous_due; /* mono ns, 0 = none                                */
     int64_t grace_due, grace_from;
     int64_t close_due, close_from; /* waits for manifests of complete checkpoints */
-    int64_t replay_until;    /* steps up to this were done before: replay        */
-    bool committed;          /* a later checkpoint of it is COMMITTED            */
-    bool dirty;              /* row to be written with the open change           */
+    int64_t replay_until;          /* steps up to this were done before: replay        */
+    bool committed;                /* a later checkpoint of it is COMMITTED            */
+    bool dirty;                    /* row to be written with the open change           */
 };
 
 struct checkpoint {
@@ -147,9 +147,9 @@ struct checkpoint {
         int64_t bytes;
         uint32_t crc32c;
         int64_t write_ms;
-    } *shards; /* [world] */
-    int n_shards; /* with `have` */
-    bool damaged; /* did not verify: never resumed from */
+    } * shards;    /* [world] */
+    int n_shards;  /* with `have` */
+    bool damaged;  /* did not verify: never resumed from */
     uint64_t task; /* manifest or delete under way, 0 = none */
     int64_t retry_due;
     int tries;
@@ -162,7 +162,7 @@ struct job {
     uint32_t uid, gid;
     char *user;
     Boost__JobState__Value state;
-    int stop_target; /* Boost__JobState__Value while STOPPING */
+    int stop_target;             /* Boost__JobState__Value while STOPPING */
     Boost__Reason__Value reason; /* pending jobs: computed when asked, see core_summary */
     char *reason_text;
     Boost__JobSpec *spec, *resolved;
@@ -188,9 +188,9 @@ struct job {
     bool acknowledged; /* its first row is durable */
     unsigned actions;  /* due once it is settled */
     int64_t backoff_due, backoff_from;
-    double step_ms;       /* smoothed, for the stop grace; 0 = unknown */
+    double step_ms;        /* smoothed, for the stop grace; 0 = unknown */
     int64_t checkpoint_ms; /* slowest shard of the newest checkpoint */
-    int account;          /* enum core_account: where time goes now */
+    int account;           /* enum core_account: where time goes now */
     int64_t account_since;
     struct core_start *starting; /* devices reserved, checkpoint being verified */
     int64_t start_retry_due;

@@ -28,12 +28,14 @@
 #include "proto/rankfiles.h"
 
 enum {
-    POLL_MS = 200,          /* the stop file, should inotify fail; retries      */
-    KILL_POLL_MS = 20,      /* between rounds of killing                        */
-    DRAIN_MS = 1000,        /* for what a dead rank left in its pipe            */
-    FLUSH_MS = 10000,       /* for the disk to take the last output             */
+    POLL_MS = 200,     /* the stop file, should inotify fail; retries      */
+    KILL_POLL_MS = 20, /* between rounds of killing                        */
+    DRAIN_MS = 1000,   /* for what a dead rank left in its pipe            */
+    FLUSH_MS = 10000,  /* for the disk to take the last output             */
     READ_CHUNK = 64 << 10,
 };
+
+static const char end_ready[] = "keeper.end.ready"; /* becomes keeper.end: a rename needs no room */
 
 struct keeper_rank {
     int rank;
@@ -129,12 +131,13 @@ static void open_cgroup(struct keeper *k, bool wanted)
 {
     char name[96], path[PATH_MAX];
     struct error err;
-    snprintf(name, sizeof name, "%s-%lld.%d-%ld", k->start->store_id ? k->start->store_id : "", (long long)k->start->job,
-             k->start->attempt, (long)getpid());
+    snprintf(name, sizeof name, "%s-%lld.%d-%ld", k->start->store_id ? k->start->store_id : "",
+             (long long)k->start->job, k->start->attempt, (long)getpid());
     if (!wanted || cgroup_create(&k->cgroup, name, &err)) {
         k->cgroup.path[0] = '\0';
         if (wanted)
-            log_line(LOG_INFO, "no cgroup for this attempt (%s): descendants are found as their subreaper", err.message);
+            log_line(LOG_INFO, "no cgroup for this attempt (%s): descendants are found as their subreaper",
+                     err.message);
         return;
     }
     k->oom_kills = cgroup_oom_kills(&k->cgroup);
@@ -176,6 +179,10 @@ static int prepare(struct keeper *k, const struct keeper_options *options, struc
     if (!rc && rank_exit_reserve(k->run_dir, (int)k->count, &reserve))
         log_error(LOG_WARN, &reserve, "exit records have no reserve");
     if (!rc)
+        rc = fs_join(path, sizeof path, err, k->run_dir, end_ready);
+    if (!rc)
+        rc = fs_write_durable(path, "ended\n", 6, 0644, err);
+    if (!rc)
         rc = procid_get(getpid(), &self, err);
     if (!rc)
         rc = fs_join(path, sizeof path, err, k->run_dir, "keeper.id");
@@ -208,7 +215,8 @@ static void start_rank(struct keeper *k, size_t i)
     int rc = keeper_rank_start(&launch, &process, &err);
     if (rc) {
         log_error(LOG_ERROR, &err, "rank %d did not start", r->rank);
-        snprintf(r->error, sizeof r->error, "%s%s%s%s", err.message, *err.hint ? " (" : "", err.hint, *err.hint ? ")" : "");
+        snprintf(r->error, sizeof r->error, "%s%s%s%s", err.message, *err.hint ? " (" : "", err.hint,
+                 *err.hint ? ")" : "");
         mark_ended(k, r, (rc == ERR_INVALID ? RANK_EXIT_SPEC : RANK_EXIT_INFRA) << 8);
         return;
     }
@@ -424,11 +432,12 @@ static void run_loop(struct keeper *k)
 
 static int finish(struct keeper *k, struct error *err)
 {
-    char path[PATH_MAX];
+    char path[PATH_MAX], ready[PATH_MAX];
     for (size_t i = 0; i < k->count; i++) {
         int64_t dropped = keeper_log_dropped(k->ranks[i].log);
         if (dropped)
-            log_line(LOG_WARN, "rank %d: %lld bytes of output could not be written", k->ranks[i].rank, (long long)dropped);
+            log_line(LOG_WARN, "rank %d: %lld bytes of output could not be written", k->ranks[i].rank,
+                     (long long)dropped);
         if (k->ranks[i].output_fd >= 0) /* every writer is dead: all there is */
             drain_output(k, &k->ranks[i]);
     }
@@ -438,12 +447,12 @@ static int finish(struct keeper *k, struct error *err)
     if (!fs_join(path, sizeof path, NULL, k->run_dir, "keeper.reserve"))
         unlink(path);
     int rc = fs_join(path, sizeof path, err, k->run_dir, "keeper.end");
-    /* Nobody may believe that processes are left for want of disk space: try until it is written. */
-    while (!rc && (rc = fs_write_durable(path, "ended\n", 6, 0644, err)) == ERR_NOSPACE) {
-        poll(NULL, 0, POLL_MS);
-        rc = ERR_OK;
-    }
-    return rc;
+    if (!rc)
+        rc = fs_join(ready, sizeof ready, err, k->run_dir, end_ready);
+    /* Nobody may believe that processes are left for want of disk space: the file is there already. */
+    if (!rc && rename(ready, path) < 0)
+        rc = error_errno(err, errno, "cannot rename %s", ready);
+    return rc ? rc : fs_sync_dir(k->run_dir, err);
 }
 
 int keeper_run(const struct keeper_options *options, struct error *err)

@@ -18,8 +18,8 @@ struct rank_end {
     int rank;
     int64_t seq;
     int64_t wall_ns;
-    bool lost;        /* the end was not seen: `status` means nothing */
-    int status;       /* as of waitpid */
+    bool lost;  /* the end was not seen: `status` means nothing */
+    int status; /* as of waitpid */
     bool killed_by_us;
     bool oom;
     const char *error; /* why it never started; NULL = look into its DONE record */

@@ -18,9 +18,9 @@
 #include "proto/base/error.h"
 
 enum {
-    KEEPER_LOG_TAIL = 64 << 10,   /* bytes of output kept for the exit record   */
-    KEEPER_LOG_QUEUE = 1 << 20,   /* bytes a rank may be ahead of the disk      */
-    KEEPER_LOG_STALL_MS = 1000,   /* no write done for so long: drop, not wait  */
+    KEEPER_LOG_TAIL = 64 << 10, /* bytes of output kept for the exit record   */
+    KEEPER_LOG_QUEUE = 1 << 20, /* bytes a rank may be ahead of the disk      */
+    KEEPER_LOG_STALL_MS = 1000, /* no write done for so long: drop, not wait  */
 };
 
 struct keeper_logs; /* the writer thread and its logs */
@@ -50,8 +50,11 @@ int64_t keeper_log_dropped(struct keeper_log *log);
 
 /* A piece of a rank's output stream (see above), at most max_bytes from *offset on. When *offset is
  * negative: the last `tail_lines` lines (below 0: all there is). Output older than what rotation kept is passed over:
- * *offset moves to the oldest byte. Appends to `out` and sets *offset to where the piece begins. A missing log reads as empty. */
+ * *offset moves to the oldest byte. Appends to `out` and sets *offset to where the piece begins. A missing log reads as
+ * empty. */
 MUST_USE int keeper_log_read(const char *run_dir, int rank, int64_t *offset, int64_t tail_lines, size_t max_bytes,
                              struct buffer *out, struct error *err);
+/* Where the stream ends now; 0 for a missing log. */
+MUST_USE int keeper_log_end(const char *run_dir, int rank, int64_t *end, struct error *err);
 
 #endif

@@ -182,3 +182,15 @@ int keeper_log_read(const char *run_dir, int rank, int64_t *offset, int64_t tail
     close_segment(&s[1]);
     return rc;
 }
+
+int keeper_log_end(const char *run_dir, int rank, int64_t *end, struct error *err)
+{
+    struct segment s[2];
+    int rc = open_stream(s, run_dir, rank, err);
+    if (rc)
+        return rc;
+    *end = s[1].end;
+    close_segment(&s[0]);
+    close_segment(&s[1]);
+    return ERR_OK;
+}

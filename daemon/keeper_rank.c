@@ -71,8 +71,9 @@ static bool env_inherit(struct env_list *env)
 {
     for (char **e = environ; *e; e++) {
         char *eq = strchr(*e, '=');
-        if (!eq || !strncmp(*e, "BOOST_", 6))
-            continue; /* where the agent finds its controller is not the rank's business */
+        /* Where the agent finds its controller and how it sets up libuv is not the rank's business. */
+        if (!eq || !strncmp(*e, "BOOST_", 6) || !strncmp(*e, "UV_THREADPOOL_SIZE=", 19))
+            continue;
         char *key = strndup(*e, (size_t)(eq - *e));
         bool ok = key && env_put(env, key, eq + 1);
         free(key);

@@ -21,8 +21,7 @@ struct kv_asker {
     int attempt, rank;
 };
 /* error NULL: ok. Never called from inside kv_set or kv_get for the asker of that very call. */
-typedef void (*kv_answer_fn)(void *arg, const struct kv_asker *asker, const void *value, size_t len,
-                             const char *error);
+typedef void (*kv_answer_fn)(void *arg, const struct kv_asker *asker, const void *value, size_t len, const char *error);
 
 enum {
     KV_MAX_NAME = 256,              /* bytes of a group or key   */

@@ -7,7 +7,7 @@
 
 struct listener {
     char path[SOCKET_PATH_MAX];
-    int fd; /* listening, non-blocking; -1 = closed or given away */
+    int fd;   /* listening, non-blocking; -1 = closed or given away */
     int file; /* the socket file (O_PATH), to know it again: while this is open its number is not used again */
 };
 /* As server_create() says of its socket. The caller holds the lock of the state directory. */

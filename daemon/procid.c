@@ -235,7 +235,8 @@ int proc_sweep(const struct proc_sweep *sweep, int sig)
         goto out;
     for (size_t i = 0; i < list.count; i++) {
         struct found *f = &list.items[i];
-        f->ours = led_by_ours(sweep, &f->info) || (sweep->marker && has_marker(f->info.pid, sweep->marker, &environment));
+        f->ours =
+            led_by_ours(sweep, &f->info) || (sweep->marker && has_marker(f->info.pid, sweep->marker, &environment));
     }
     for (bool changed = true; changed;) {
         changed = false;

@@ -226,9 +226,8 @@ struct job *call_find_job(struct rpc_call *call, const Boost__JobRef *ref)
 {
     struct error err;
     struct job *job = NULL;
-    int rc = ref && ref->text && *ref->text
-                 ? core_find_job(call->rpc->core, ref->text, &job, &err)
-                 : error_set(&err, ERR_INVALID, "the request names no job");
+    int rc = ref && ref->text && *ref->text ? core_find_job(call->rpc->core, ref->text, &job, &err)
+                                            : error_set(&err, ERR_INVALID, "the request names no job");
     if (!rc)
         return job;
     call_fail(call, &err);
@@ -247,19 +246,42 @@ static void dispatch(struct rpc_call *call)
 {
     const Boost__Request *r = call->request;
     switch (r->body_case) {
-    case BOOST__REQUEST__BODY_SUBMIT: rpc_submit(call, r->submit); return;
-    case BOOST__REQUEST__BODY_LIST: rpc_list(call, r->list); return;
-    case BOOST__REQUEST__BODY_SHOW: rpc_show(call, r->show); return;
-    case BOOST__REQUEST__BODY_EVENTS: rpc_events(call, r->events); return;
-    case BOOST__REQUEST__BODY_METRICS: rpc_metrics(call, r->metrics); return;
-    case BOOST__REQUEST__BODY_LOGS: rpc_logs(call, r->logs); return;
-    case BOOST__REQUEST__BODY_CONTROL: rpc_control(call, r->control); return;
-    case BOOST__REQUEST__BODY_CHECKPOINTS: rpc_checkpoints(call, r->checkpoints); return;
-    case BOOST__REQUEST__BODY_NODES: rpc_nodes(call); return;
-    case BOOST__REQUEST__BODY_WATCH: rpc_watch(call, r->watch); return;
-    case BOOST__REQUEST__BODY_PING: rpc_ping(call); return;
+    case BOOST__REQUEST__BODY_SUBMIT:
+        rpc_submit(call, r->submit);
+        return;
+    case BOOST__REQUEST__BODY_LIST:
+        rpc_list(call, r->list);
+        return;
+    case BOOST__REQUEST__BODY_SHOW:
+        rpc_show(call, r->show);
+        return;
+    case BOOST__REQUEST__BODY_EVENTS:
+        rpc_events(call, r->events);
+        return;
+    case BOOST__REQUEST__BODY_METRICS:
+        rpc_metrics(call, r->metrics);
+        return;
+    case BOOST__REQUEST__BODY_LOGS:
+        rpc_logs(call, r->logs);
+        return;
+    case BOOST__REQUEST__BODY_CONTROL:
+        rpc_control(call, r->control);
+        return;
+    case BOOST__REQUEST__BODY_CHECKPOINTS:
+        rpc_checkpoints(call, r->checkpoints);
+        return;
+    case BOOST__REQUEST__BODY_NODES:
+        rpc_nodes(call);
+        return;
+    case BOOST__REQUEST__BODY_WATCH:
+        rpc_watch(call, r->watch);
+        return;
+    case BOOST__REQUEST__BODY_PING:
+        rpc_ping(call);
+        return;
     case BOOST__REQUEST__BODY__NOT_SET:
-    case _BOOST__REQUEST__BODY__CASE_IS_INT_SIZE: break;
+    case _BOOST__REQUEST__BODY__CASE_IS_INT_SIZE:
+        break;
     }
     struct error err;
     error_set(&err, ERR_UNSUPPORTED, "boostd does not know this kind of request");

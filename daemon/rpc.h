@@ -14,10 +14,10 @@
 #include "store/store.h"
 
 enum {
-    RPC_MAX_WAIT_MS = 60000,    /* a longer wait_ms counts as this                        */
-    RPC_MAX_PARKED = 20000,     /* long polls at once; more are answered without waiting  */
-    RPC_PAGE_BYTES = 1 << 20,   /* a reply is cut into pages of about this                */
-    RPC_MAX_REFS = 10000,       /* jobs named in one request                              */
+    RPC_MAX_WAIT_MS = 60000,  /* a longer wait_ms counts as this                        */
+    RPC_MAX_PARKED = 20000,   /* long polls at once; more are answered without waiting  */
+    RPC_PAGE_BYTES = 1 << 20, /* a reply is cut into pages of about this                */
+    RPC_MAX_REFS = 10000,     /* jobs named in one request                              */
 };
 
 struct rpc;

@@ -28,7 +28,7 @@ struct rpc_call {
     int64_t deadline_ns; /* 0 = does not wait */
     int64_t seen;        /* rpc_version() when it last looked */
     int64_t cursor;
-    bool all_stored;     /* of an ended job: whatever it wrote is on the disk */
+    bool all_stored; /* of an ended job: whatever it wrote is on the disk */
 
     /* of a reply in pages, or of several results */
     int64_t *ids;
@@ -43,7 +43,7 @@ struct rpc {
     struct users *users;
     struct rpc_call *lists[CALL_STATES];
     size_t parked;
-    int64_t started_ns;      /* wall clock: where version counters begin */
+    int64_t started_ns; /* wall clock: where version counters begin */
     int64_t started_mono_ns;
     /* version counters: one for all, one a job, so that a watch sees every change once */
     int64_t version, settled;

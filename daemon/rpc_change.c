@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/rpc_call.h"
+#include "proto/jobfile.h"
 #include "proto/reflect.h"
 
 /* ---- submit ------------------------------------------------------------------ */
@@ -48,7 +49,8 @@ static void dry_run(struct rpc_call *call, const Boost__SubmitRequest *request)
     bool would_wait = false;
     const char *reason = NULL;
     struct error err;
-    int rc = core_dry_run(call->rpc->core, request->spec, &call->arena, &resolved, &would_wait, &reason, &err);
+    int rc =
+        core_dry_run(call->rpc->core, request->spec, &call->user, &call->arena, &resolved, &would_wait, &reason, &err);
     if (rc) {
         call_fail(call, &err);
         return;
@@ -87,6 +89,8 @@ void rpc_submit(struct rpc_call *call, const Boost__SubmitRequest *request)
     int rc = request->spec ? ERR_OK : error_set(&err, ERR_INVALID, "the submit request holds no job");
     if (!rc && !request->allow_unknown)
         rc = refuse_unknown(request->spec, &err);
+    if (!rc)
+        rc = jobfile_check_paths(request->spec, &err);
     if (rc)
         call_fail(call, &err);
     else if (request->dry_run)
@@ -146,7 +150,8 @@ static int check_control(const Boost__ControlRequest *request, struct error *err
 {
     if (!request->has_verb)
         return error_set(err, ERR_INVALID, "the control request has no verb");
-    if (request->verb < BOOST__CONTROL_REQUEST__VERB__CANCEL || request->verb > BOOST__CONTROL_REQUEST__VERB__CHECKPOINT)
+    if (request->verb < BOOST__CONTROL_REQUEST__VERB__CANCEL ||
+        request->verb > BOOST__CONTROL_REQUEST__VERB__CHECKPOINT)
         return error_set(err, ERR_UNSUPPORTED, "boostd does not know the control verb %d", (int)request->verb);
     if (!request->n_jobs)
         return error_set(err, ERR_INVALID, "the request names no job");

@@ -61,8 +61,8 @@ static void read_events(struct rpc_call *call)
 {
     call->seen = rpc_version(call->rpc, call->job);
     call->all_stored = call_job_over(call);
-    store_read_events(call->rpc->store, call->job, call->cursor,
-                      within(call->request->events->limit, 1, EVENTS_MAX), false, events_read, call);
+    store_read_events(call->rpc->store, call->job, call->cursor, within(call->request->events->limit, 1, EVENTS_MAX),
+                      false, events_read, call);
 }
 
 void rpc_events(struct rpc_call *call, const Boost__EventsRequest *request)
@@ -101,8 +101,8 @@ static size_t count_wanted(const Boost__MetricsRequest *r, const struct store_me
     return n;
 }
 
-static Boost__MetricRow *metric_row(struct arena *a, const Boost__MetricsRequest *r,
-                                    const struct store_metric_row *row, size_t n)
+static Boost__MetricRow *metric_row(struct arena *a, const Boost__MetricsRequest *r, const struct store_metric_row *row,
+                                    size_t n)
 {
     Boost__MetricRow *out = arena_alloc(a, sizeof *out);
     Boost__Metric *values = arena_alloc(a, n * sizeof *values);

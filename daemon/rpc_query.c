@@ -34,8 +34,7 @@ static bool let_through(const struct job *job, const Boost__ListRequest *r)
     if (r->user && *r->user && !same_user(job, r->user))
         return false;
     /* A job that has not ended is of the present, however long ago it was submitted. */
-    return !r->has_since_wall_ns || !ended || job->submitted_ns > r->since_wall_ns ||
-           job->ended_ns > r->since_wall_ns;
+    return !r->has_since_wall_ns || !ended || job->submitted_ns > r->since_wall_ns || job->ended_ns > r->since_wall_ns;
 }
 
 static bool add_id(struct rpc_call *call, size_t *room, int64_t id)

@@ -15,16 +15,17 @@ static bool takes(const struct sched_node *n, uint32_t uid)
 
 /* What the nodes have to offer one request. */
 struct supply {
-    int up, open, ours;        /* nodes: UP; of them taking work; of them taking this user's */
-    int big, fit;              /* of ours: large enough when empty; with enough free now */
-    int largest;               /* slots of the largest of ours */
-    int best_free, best_slots; /* of the one with the most free */
+    int up, open, ours;               /* nodes: UP; of them taking work; of them taking this user's */
+    int big, fit;                     /* of ours: large enough when empty; with enough free now */
+    int largest;                      /* slots of the largest of ours */
+    int best_free, best_slots;        /* of the one with the most free */
     const struct sched_node *foreign; /* an UP node of another user */
 };
 
-static struct supply count(const struct sched_node *nodes, int n_nodes, const struct sched_request *request, int *chosen)
+static struct supply count(const struct sched_node *nodes, int n_nodes, const struct sched_request *request,
+                           int *chosen)
 {
-    struct supply s = { .best_free = -1 };
+    struct supply s = {.best_free = -1};
     for (int i = 0; i < n_nodes; i++) {
         const struct sched_node *n = &nodes[i];
         if (!n->up)
@@ -57,7 +58,7 @@ void sched_place(const struct sched_node *nodes, int n_nodes, const struct sched
 {
     struct supply s = count(nodes, n_nodes, request, chosen);
     int d = request->devices_per_node;
-    *out = (struct sched_answer){ .verdict = SCHED_PLACED, .reason = BOOST__REASON__VALUE__NONE };
+    *out = (struct sched_answer){.verdict = SCHED_PLACED, .reason = BOOST__REASON__VALUE__NONE};
     if (s.fit == request->nodes)
         return;
     out->verdict = SCHED_NEVER;
@@ -77,8 +78,8 @@ void sched_place(const struct sched_node *nodes, int n_nodes, const struct sched
             snprintf(out->text, sizeof out->text, "needs %d device%s on a node; the largest has %d", d, plural(d),
                      s.largest);
         else
-            snprintf(out->text, sizeof out->text, "needs %d nodes of %d device%s; %d are that large", request->nodes, d,
-                     plural(d), s.big);
+            snprintf(out->text, sizeof out->text, "needs %d nodes of %d device%s; nodes that large: %d", request->nodes,
+                     d, plural(d), s.big);
     } else {
         out->verdict = SCHED_WAIT;
         out->reason = BOOST__REASON__VALUE__NoDevices;
@@ -86,7 +87,7 @@ void sched_place(const struct sched_node *nodes, int n_nodes, const struct sched
             snprintf(out->text, sizeof out->text, "needs %d device%s, %d of %d free", d, plural(d), s.best_free,
                      s.best_slots);
         else
-            snprintf(out->text, sizeof out->text, "needs %d nodes of %d device%s, %d have them free", request->nodes, d,
-                     plural(d), s.fit);
+            snprintf(out->text, sizeof out->text, "needs %d nodes of %d device%s; nodes with them free: %d",
+                     request->nodes, d, plural(d), s.fit);
     }
 }

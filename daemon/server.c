@@ -34,7 +34,7 @@ struct server {
     uv_poll_t store_poll;
     uv_signal_t signals[3];
     size_t handles; /* of those above, that are open */
-    int error; /* of the set-up, libuv's */
+    int error;      /* of the set-up, libuv's */
 };
 
 /* ---- what the core needs ------------------------------------------------------- */

@@ -208,8 +208,7 @@ static int check_hello(struct session *s, const Boost__Hello *hello, struct erro
     s->component = hello->component;
     const char *node = hello->node ? hello->node : "";
     if (strlen(node) > SESSION_NODE_MAX)
-        return error_set(err, ERR_INVALID, "node name has %zu bytes, the limit is %d", strlen(node),
-                         SESSION_NODE_MAX);
+        return error_set(err, ERR_INVALID, "node name has %zu bytes, the limit is %d", strlen(node), SESSION_NODE_MAX);
     memcpy(s->node, node, strlen(node) + 1);
     return s->set->handler.opened(s->set->handler.arg, s, err);
 }

@@ -21,10 +21,10 @@
 #include "proto/rpc.pb-c.h"
 
 enum {
-    SESSION_HIGH_WATER = 1 << 20,  /* bytes waiting to be sent: nothing more is read          */
-    SESSION_MAX_OUT = 16 << 20,    /* bytes waiting to be sent: the peer is dropped           */
-    SESSION_MAX_PENDING = 256,     /* requests without an answer: nothing more is read        */
-    SESSION_GRACE_MS = 10000,      /* for the hello, and for the last words before a close    */
+    SESSION_HIGH_WATER = 1 << 20, /* bytes waiting to be sent: nothing more is read          */
+    SESSION_MAX_OUT = 16 << 20,   /* bytes waiting to be sent: the peer is dropped           */
+    SESSION_MAX_PENDING = 256,    /* requests without an answer: nothing more is read        */
+    SESSION_GRACE_MS = 10000,     /* for the hello, and for the last words before a close    */
     SESSION_NODE_MAX = 64,
 };
 
@@ -46,15 +46,15 @@ struct session {
     struct session_set *set;
     uv_pipe_t pipe;
     uint64_t serial; /* for log lines */
-    uid_t uid; /* of the peer, from the kernel */
+    uid_t uid;       /* of the peer, from the kernel */
     gid_t gid;
     pid_t pid;
     Boost__Component__Value component;
     char node[SESSION_NODE_MAX + 1]; /* AGENT: as its hello says */
-    bool greeted; /* both hellos are through      */
-    bool ending;  /* closes once all is sent      */
-    bool closing; /* the handle is being closed   */
-    void *user;   /* the handler's                */
+    bool greeted;                    /* both hellos are through      */
+    bool ending;                     /* closes once all is sent      */
+    bool closing;                    /* the handle is being closed   */
+    void *user;                      /* the handler's                */
 
     /* session.c's own */
     bool reading, processing;

@@ -93,7 +93,7 @@ say "follow it; half-way, at step $((steps / 2)), one worker is killed with SIGK
 (
     "$bin/boostctl" -q wait "$job" --for="step>=$((steps / 2))" --timeout 10m >/dev/null || exit 1
     # a rank's identity: boot id, pid, start time
-    read -r _ pid _ <"$dir/agent/attempts/$job.1/rank-1.pid" || exit 1
+    read -r _ pid _ <"$(echo "$dir"/agent/attempts/*-"$job".1/rank-1.pid)" || exit 1
     printf '\n== SIGKILL to rank 1 (pid %s)\n' "$pid"
     kill -9 "$pid"
 ) &

@@ -94,8 +94,8 @@ static int send_message(struct client *c, const ProtobufCMessage *message, int64
 }
 
 /* The next frame, unpacked; taken out of `in` before it returns. */
-static int receive_message(struct client *c, const ProtobufCMessageDescriptor *type, int64_t deadline,
-                           struct arena *a, ProtobufCMessage **out, struct error *err)
+static int receive_message(struct client *c, const ProtobufCMessageDescriptor *type, int64_t deadline, struct arena *a,
+                           ProtobufCMessage **out, struct error *err)
 {
     for (;;) {
         const uint8_t *payload;
@@ -182,8 +182,8 @@ static int exchange_hellos(struct client *c, Boost__Component__Value component, 
     return rc;
 }
 
-int client_open(struct client *c, const char *path, Boost__Component__Value component, const char *node,
-                int timeout_ms, struct error *err)
+int client_open(struct client *c, const char *path, Boost__Component__Value component, const char *node, int timeout_ms,
+                struct error *err)
 {
     const volatile sig_atomic_t *interrupted = c->interrupted;
     *c = (struct client){.fd = -1, .interrupted = interrupted};

@@ -18,14 +18,17 @@ struct client {
     char path[SOCKET_PATH_MAX];
     struct buffer in; /* received, not yet taken */
     uint64_t last_id;
-    int protocol;         /* agreed version                   */
+    int protocol;          /* agreed version                   */
     char peer_version[32]; /* boostd's, from its hello         */
     char peer_build[32];
     /* NULL, or a flag of the caller's signal handler: a wait that a signal interrupts while the flag is
      * set ends with ERR_CANCELLED. */
     const volatile sig_atomic_t *interrupted;
 };
-#define CLIENT_INIT {.fd = -1} /* what every struct client starts as */
+#define CLIENT_INIT \
+    {               \
+        .fd = -1    \
+    } /* what every struct client starts as */
 
 /* Connects and exchanges hellos within timeout_ms. `node`: the agent's name, NULL for others.
  * ERR_UNREACHABLE (nobody listens, no answer, connection lost; names the path and the mend), ERR_REFUSED or
@@ -42,8 +45,8 @@ MUST_USE int client_send(struct client *c, Boost__Request *request, int timeout_
 MUST_USE int client_receive(struct client *c, uint64_t id, int timeout_ms, struct arena *a, Boost__Reply **out,
                             struct error *err);
 /* Both, for requests with a single reply. A long poll needs a timeout above its wait_ms. */
-MUST_USE int client_call(struct client *c, Boost__Request *request, int timeout_ms, struct arena *a,
-                         Boost__Reply **out, struct error *err);
+MUST_USE int client_call(struct client *c, Boost__Request *request, int timeout_ms, struct arena *a, Boost__Reply **out,
+                         struct error *err);
 
 /* *err from a Failure of the wire; an unknown code becomes ERR_INTERNAL. Returns the code. */
 int client_failure(const Boost__Failure *failure, struct error *err);

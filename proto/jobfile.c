@@ -211,16 +211,51 @@ int jobfile_save(const Boost__JobSpec *spec, const char *path, enum job_format f
 
 /* ---- paths ---- */
 
-static int make_absolute(char **path, struct arena *a, const char *cwd, struct error *err)
+struct path_walk {
+    int (*each)(struct path_walk *walk, char **path, const char *field, struct error *err);
+    struct arena *arena;
+    const char *cwd;
+};
+
+/* Calls walk->each for every field that holds a path, until one fails. */
+static int walk_paths(Boost__JobSpec *spec, struct path_walk *walk, struct error *err)
 {
-    const char *p = *path;
-    if (!p || !*p || *p == '/' || strstr(p, "://"))
+    int rc = walk->each(walk, &spec->workdir, "workdir", err);
+    for (size_t i = 0; spec->data && !rc && i < spec->data->n_train; i++)
+        rc = walk->each(walk, &spec->data->train[i]->path, "data.train.path", err);
+    for (size_t i = 0; spec->data && !rc && i < spec->data->n_eval; i++)
+        rc = walk->each(walk, &spec->data->eval[i]->path, "data.eval.path", err);
+    if (!rc && spec->data)
+        rc = walk->each(walk, &spec->data->cache_dir, "data.cache_dir", err);
+    if (!rc && spec->checkpoint)
+        rc = walk->each(walk, &spec->checkpoint->dir, "checkpoint.dir", err);
+    Boost__InitFrom *from = spec->checkpoint ? spec->checkpoint->init_from : NULL;
+    if (!rc && from && from->path && strncmp(from->path, "job:", 4) != 0)
+        rc = walk->each(walk, &from->path, "checkpoint.init_from.path", err);
+    if (!rc && spec->run)
+        rc = walk->each(walk, &spec->run->tensorboard_dir, "run.tensorboard_dir", err);
+    if (!rc && spec->notify)
+        rc = walk->each(walk, &spec->notify->secret_file, "notify.secret_file", err);
+    return rc;
+}
+
+static bool is_relative(const char *path)
+{
+    return path && *path && *path != '/' && !strstr(path, "://");
+}
+
+static int make_absolute(struct path_walk *walk, char **path, const char *field, struct error *err)
+{
+    (void)field;
+    const char *p = *path, *cwd = walk->cwd;
+    if (!is_relative(p))
         return ERR_OK;
     while (p[0] == '.' && p[1] == '/')
         for (p++; *p == '/'; p++)
             continue;
     const char *slash = cwd[strlen(cwd) - 1] == '/' ? "" : "/";
-    char *joined = strcmp(p, ".") == 0 || !*p ? arena_strdup(a, cwd) : arena_printf(a, "%s%s%s", cwd, slash, p);
+    char *joined = strcmp(p, ".") == 0 || !*p ? arena_strdup(walk->arena, cwd)
+                                              : arena_printf(walk->arena, "%s%s%s", cwd, slash, p);
     if (!joined)
         return error_set(err, ERR_NOMEM, "no memory for the path %s", *path);
     *path = joined;
@@ -231,21 +266,21 @@ int jobfile_absolute_paths(Boost__JobSpec *spec, struct arena *a, const char *cw
 {
     if (cwd[0] != '/')
         return error_set(err, ERR_INVALID, "'%s' is not an absolute directory", cwd);
-    int rc = make_absolute(&spec->workdir, a, cwd, err);
-    for (size_t i = 0; spec->data && !rc && i < spec->data->n_train; i++)
-        rc = make_absolute(&spec->data->train[i]->path, a, cwd, err);
-    for (size_t i = 0; spec->data && !rc && i < spec->data->n_eval; i++)
-        rc = make_absolute(&spec->data->eval[i]->path, a, cwd, err);
-    if (!rc && spec->data)
-        rc = make_absolute(&spec->data->cache_dir, a, cwd, err);
-    if (!rc && spec->checkpoint)
-        rc = make_absolute(&spec->checkpoint->dir, a, cwd, err);
-    Boost__InitFrom *from = spec->checkpoint ? spec->checkpoint->init_from : NULL;
-    if (!rc && from && from->path && strncmp(from->path, "job:", 4) != 0)
-        rc = make_absolute(&from->path, a, cwd, err);
-    if (!rc && spec->run)
-        rc = make_absolute(&spec->run->tensorboard_dir, a, cwd, err);
-    if (!rc && spec->notify)
-        rc = make_absolute(&spec->notify->secret_file, a, cwd, err);
-    return rc;
+    struct path_walk walk = {.each = make_absolute, .arena = a, .cwd = cwd};
+    return walk_paths(spec, &walk, err);
+}
+
+static int refuse_relative(struct path_walk *walk, char **path, const char *field, struct error *err)
+{
+    (void)walk;
+    if (!is_relative(*path))
+        return ERR_OK;
+    error_set(err, ERR_INVALID, "%s = '%s' is a relative path", field, *path);
+    return error_hint(err, "the client makes paths absolute before it submits: only it knows its directory");
+}
+
+int jobfile_check_paths(const Boost__JobSpec *spec, struct error *err)
+{
+    struct path_walk walk = {.each = refuse_relative};
+    return walk_paths((Boost__JobSpec *)(uintptr_t)spec, &walk, err); /* refuse_relative changes nothing */
 }

@@ -1,5 +1,5 @@
 /* The job file: one JobSpec in binary protobuf, protobuf text or JSON; which one
- * is told by content (control-plane.md 6). Syntax and schema only: ranges are
+ * is told by content. Syntax and schema only: ranges are
  * proto/validate.h, layout is worker/plan. Blocking file access. */
 #ifndef BOOST_PROTO_JOBFILE_H
 #define BOOST_PROTO_JOBFILE_H
@@ -48,5 +48,7 @@ MUST_USE int jobfile_set(Boost__JobSpec *spec, struct arena *a, const char *assi
  * checkpoint.dir, checkpoint.init_from.path (not "job:..."), workdir, run.tensorboard_dir,
  * notify.secret_file. URLs (with "://"), empty and absolute ones stay. New strings live in `a`. */
 MUST_USE int jobfile_absolute_paths(Boost__JobSpec *spec, struct arena *a, const char *cwd, struct error *err);
+/* ERR_INVALID naming the first of these that is relative: what a server says to a client that did not do it. */
+MUST_USE int jobfile_check_paths(const Boost__JobSpec *spec, struct error *err);
 
 #endif

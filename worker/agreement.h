@@ -1,6 +1,6 @@
 /* When to checkpoint and when to stop, the same on every rank without asking anybody: a
  * rank votes while it does step n, the step's all-reduce joins the votes, and what was
- * agreed in step n takes effect after step n+1 (control-plane.md 8). Pure. */
+ * agreed in step n takes effect after step n+1. Pure. */
 #ifndef BOOST_WORKER_AGREEMENT_H
 #define BOOST_WORKER_AGREEMENT_H
 

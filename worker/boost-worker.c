@@ -2,7 +2,6 @@
  * process. Arguments, signals, the one line on stderr; all else is in the library. */
 #include <getopt.h>
 #include <limits.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +11,7 @@
 #include "proto/reflect.h"
 #include "proto/version.h"
 #include "worker/rank.h"
-#include "worker/report.h"
+#include "worker/signals.h"
 #include "worker/standalone.h"
 
 enum { EXIT_USAGE = 2, MAX_SET = 256 };
@@ -41,21 +40,6 @@ struct arguments {
     struct standalone standalone;
     const char *set[MAX_SET];
 };
-
-static void on_term(int signal_number)
-{
-    (void)signal_number;
-    report_terminated = 1;
-}
-
-/* SIGPIPE and SIGXFSZ become errors of the calls that cause them. */
-static void set_signals(void)
-{
-    struct sigaction term = {.sa_handler = on_term, .sa_flags = SA_RESTART}, ignore = {.sa_handler = SIG_IGN};
-    sigaction(SIGTERM, &term, NULL);
-    sigaction(SIGPIPE, &ignore, NULL);
-    sigaction(SIGXFSZ, &ignore, NULL);
-}
 
 static int parse(int argc, char **argv, struct arguments *a)
 {
@@ -131,7 +115,7 @@ static int run_rank(const struct arguments *a, struct error *err)
         rc = start ? ERR_OK : error_context(err, "%s", path);
     }
     struct rank_orders orders = {.start = start, .rank = (int)a->rank, .log = stdout};
-    int code = rc ? rank_exit_code(err) : rank_run(&orders, err);
+    int code = rc ? RANK_EXIT_APP : rank_run(&orders, err); /* bad orders are not the user's fault */
     buffer_free(&bytes);
     arena_free(&arena);
     return code;
@@ -143,10 +127,12 @@ int main(int argc, char **argv)
     int code = parse(argc, argv, &a);
     if (code)
         return code;
-    set_signals();
     struct error err;
     error_clear(&err);
-    code = a.standalone.job_file ? standalone_run(&a.standalone, &err) : run_rank(&a, &err);
+    if (signals_start(&err))
+        code = RANK_EXIT_APP;
+    else
+        code = a.standalone.job_file ? standalone_run(&a.standalone, &err) : run_rank(&a, &err);
     if (code)
         fprintf(stderr, "boost-worker: %s%s%s%s\n", err.message, err.hint[0] ? " (" : "", err.hint,
                 err.hint[0] ? ")" : "");

@@ -328,6 +328,8 @@ static int open_shard(struct safetensors_file *f, const char *dir, const struct 
         snprintf(theirs, sizeof theirs, "%d ranks", world);
         return other_layout(dir, theirs, plan, err);
     }
+    if (rc == ERR_NOT_FOUND) /* verified before the attempt, gone since: another one may do */
+        rc = err->code = ERR_CORRUPT;
     if (rc)
         return rc;
     const char *format = safetensors_meta(f, "format"), *layout = safetensors_meta(f, "layout");

@@ -17,6 +17,12 @@ struct work pipeline_work(int64_t stages, int64_t stage, int64_t n, int64_t k)
     return k % 2 ? (struct work){WORK_BACKWARD, k / 2} : (struct work){WORK_FORWARD, ahead + k / 2};
 }
 
+/* In a full pipeline the backward that comes next is of a micro-batch stages - stage - 1 behind the last forward. */
+bool pipeline_depends(int64_t stages, int64_t stage, struct work done, struct work next)
+{
+    return done.kind == WORK_FORWARD && next.kind == WORK_BACKWARD && done.micro - next.micro < stages - stage - 1;
+}
+
 int pipeline_exchange(struct engine *e, struct work done, struct work next, enum comm_pass pass, struct error *err)
 {
     int stage = e->stage.index;
@@ -46,7 +52,15 @@ int pipeline_exchange(struct engine *e, struct work done, struct work next, enum
         recv.pass = PASS_BACKWARD;
         in.data = engine_buffer(e, BUF_DX_IN, 0);
     }
-    return comm_exchange(&e->comms->pp, e->ks, sends ? &send : NULL, receives ? &recv : NULL, "stage border", err);
+    const struct comm_message *out_first = sends ? &send : NULL;
+    int rc = ERR_OK;
+    if (pipeline_depends(e->plan->pp, stage, done, next)) {
+        rc = comm_exchange(&e->comms->pp, e->ks, out_first, NULL, "stage border", err);
+        out_first = NULL;
+    }
+    if (!rc)
+        rc = comm_exchange(&e->comms->pp, e->ks, out_first, receives ? &recv : NULL, "stage border", err);
+    return rc;
 }
 
 void pipeline_hand_on(struct engine *e)

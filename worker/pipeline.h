@@ -3,6 +3,7 @@
 #ifndef BOOST_WORKER_PIPELINE_H
 #define BOOST_WORKER_PIPELINE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "proto/base/error.h"
@@ -21,8 +22,13 @@ struct work {
  * stages - stage micro-batches wait for their backward (Narayanan and others, PipeDream-Flush). Pure. */
 struct work pipeline_work(int64_t stages, int64_t stage, int64_t n, int64_t k);
 
-/* Between two works of this stage, as one call: hands on what `done` made and takes in what `next` needs (the
- * residual goes forward, its gradient back). pass: PASS_FORWARD, or PASS_EVAL for a forward alone. */
+/* Whether what `next` receives can only be made once `done` is sent, so that the two cannot be one call: where there
+ * are too few micro-batches to fill the pipeline, from the last forward to the first backward. Pure. */
+bool pipeline_depends(int64_t stages, int64_t stage, struct work done, struct work next);
+
+/* Between two works of this stage, as one call (two where pipeline_depends()): hands on what `done` made and takes in
+ * what `next` needs (the residual goes forward, its gradient back). pass: PASS_FORWARD, or PASS_EVAL for a forward
+ * alone. */
 MUST_USE int pipeline_exchange(struct engine *e, struct work done, struct work next, enum comm_pass pass,
                                struct error *err);
 /* The residual behind this stage's last block, for the next stage. */

@@ -10,7 +10,12 @@
 #include "proto/base/clock.h"
 #include "proto/base/fs.h"
 
-volatile sig_atomic_t report_terminated;
+static int terminated; /* atomic */
+
+void report_terminate(void)
+{
+    __atomic_store_n(&terminated, 1, __ATOMIC_RELAXED);
+}
 
 /* ---- opening ------------------------------------------------------------------- */
 
@@ -120,7 +125,7 @@ int report_stop_asked(const struct report *r)
     uint32_t asked = __atomic_load_n(&r->control->stop, __ATOMIC_RELAXED);
     if (asked >= 2)
         return 2;
-    return asked || report_terminated ? 1 : 0;
+    return asked || __atomic_load_n(&terminated, __ATOMIC_RELAXED) ? 1 : 0;
 }
 
 uint32_t report_checkpoints_asked(const struct report *r)

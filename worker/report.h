@@ -4,7 +4,6 @@
 #ifndef BOOST_WORKER_REPORT_H
 #define BOOST_WORKER_REPORT_H
 
-#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -15,8 +14,8 @@
 #include "proto/reclog.h"
 #include "proto/worker.pb-c.h"
 
-/* Set by the SIGTERM handler of the program, read by every rank of the process. */
-extern volatile sig_atomic_t report_terminated;
+/* Asks every rank of the process to stop, as SIGTERM does. Any thread. */
+void report_terminate(void);
 
 struct report {
     const Boost__AttemptStart *start; /* the caller's */

@@ -1,4 +1,4 @@
-/* fp32.h: cross-entropy over a sharded vocabulary; training.md 1.4 (edges). */
+/* fp32.h: cross-entropy over a sharded vocabulary; worker/README.md, "The edges". */
 #include <math.h>
 
 #include "kernels/cpu/fp32.h"

@@ -1,4 +1,4 @@
-/* fp64.h: cross-entropy over a sharded vocabulary; training.md 1.4 (edges). */
+/* fp64.h: cross-entropy over a sharded vocabulary; worker/README.md, "The edges". */
 #include <math.h>
 
 #include "kernels/cpu/fp64.h"

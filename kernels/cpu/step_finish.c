@@ -1,4 +1,4 @@
-/* cpu.h: what one step decides from its reduced agreement, training.md and kernels.h. */
+/* cpu.h: what one step decides from its reduced agreement; the contract is in kernels.h. */
 #include <math.h>
 
 #include "kernels/cpu/cpu.h"

@@ -84,8 +84,8 @@ static int report(struct bench_client *clients, int n, int submits)
         last = clients[i].last_ns > last ? clients[i].last_ns : last;
     }
     qsort(all, total, sizeof *all, ascending);
-    printf("{\"clients\":%d,\"submits\":%zu,\"p50_ms\":%.4f,\"p99_ms\":%.4f,\"max_ms\":%.4f,\"per_s\":%.1f}\n", n, total,
-           (double)all[total / 2] / NS_PER_MS, (double)all[total * 99 / 100] / NS_PER_MS,
+    printf("{\"clients\":%d,\"submits\":%zu,\"p50_ms\":%.4f,\"p99_ms\":%.4f,\"max_ms\":%.4f,\"per_s\":%.1f}\n", n,
+           total, (double)all[total / 2] / NS_PER_MS, (double)all[total * 99 / 100] / NS_PER_MS,
            (double)all[total - 1] / NS_PER_MS, (double)total * NS_PER_S / (double)(last - first));
     free(all);
     return 0;

@@ -4,8 +4,8 @@
 import os, socket, struct, subprocess, threading, time
 
 from harness import BIN, Cluster, Skip, run, tiny_job, wait_until
-from wire import (BROKEN, EVENTS, FAILURE, HEARTBEAT_ACK, LIST, PING, REFUSED, REGISTERED, UNKNOWN, Wire, agent_hello, frame,
-                  num, parse, register, sub)
+from wire import (BROKEN, EVENTS, FAILURE, HEARTBEAT_ACK, LIST, PING, REFUSED, REGISTERED, SUBMIT, UNKNOWN, Wire, agent_hello,
+                  frame, num, parse, register, sub)
 
 
 def job_text(c, name="j"):
@@ -354,18 +354,32 @@ def test_kill_9_and_restart_keeps_what_was_acknowledged():
         assert c.submit(job_text(c, "next")) == max(jobs) + 1
 
 
-def test_a_submit_that_was_acknowledged_is_never_lost():
-    """kill -9 right after the acknowledgement, 50 times."""
-    with Cluster(agents=0) as c:
-        spec = c.dir / "job.pbtxt"
-        for trial in range(50):
-            spec.write_text(job_text(c, f"trial-{trial}"))
-            job = c.submit(spec, "--hold")
-            c.boostd.kill9()
-            c.start_boostd()
-            row = c.status(job)
-            assert row["name"] == f"trial-{trial}" and row["state"] == "HELD", (trial, row)
-        assert len(c.json("status", "-a")["jobs"]) == 50
+def test_a_long_list_comes_in_pages():
+    """Pages of about 1 MiB, every job once and in order, totals on the last one only."""
+    with Cluster(agents=0) as c, Wire(c, timeout=120) as w:
+        path, count = c.dir / "spec.pbtxt", 8000
+        path.write_text(job_text(c, "n" * 64))
+        spec = subprocess.run([BIN / "boostctl", "encode", path], env=c.env, capture_output=True, check=True).stdout
+        for first in range(1, count + 1, 100):  # 100 at once
+            w.send(b"".join(frame(num(1, i) + sub(SUBMIT, sub(1, spec) + num(2, 1))) for i in range(first, first + 100)))
+            for i in range(100):
+                answer = w.reply()
+                assert 4 in answer, parse(answer[FAILURE][0])
+        w.request(1, LIST, num(2, 1))
+        ids, pages, more = [], 0, True
+        while more:
+            r, size = w.reply_and_size()
+            assert r[1] == [1] and size < (1 << 20) + (64 << 10), size
+            page = parse(r[5][0])
+            ids += [parse(j)[1][0] for j in page[1]]
+            more = r.get(2, [0]) == [1]
+            assert (2 in page) == (not more), "totals"
+            pages += 1
+        assert ids == list(range(1, count + 1)) and pages > 1, (len(ids), pages)
+        assert parse(page[2][0])[4] == [count], "held"
+        w.request(2, LIST, num(6, 3))
+        r = w.reply()
+        assert [parse(j)[1][0] for j in parse(r[5][0])[1]] == [count - 2, count - 1, count]
 
 
 def test_sigterm_with_open_followers():

@@ -45,15 +45,28 @@ class Shared:
 # ---- jobs --------------------------------------------------------------------------
 
 
-def job_of(c, steps=400, every=50, name="long", tp=2, **options):
-    """A job of some milliseconds a step, so that there is time to hurt it."""
-    options = {"hidden": 64, "seq_len": 64, "batch": 16, **options}
+def job_of(c, steps=200, every=10, name="long", tp=2, **options):
+    """A job of some 10 ms a step, so that there is time to hurt it."""
+    options = {"hidden": 64, "seq_len": 64, "layers": 1, "batch": 48, **options}
     return tiny_job(c, steps=steps, tp=tp, every=every, name=name, **options)
 
 
 def endless(c, name="endless", tp=1, every=0, **options):
     """A job that no test waits for the end of."""
     return job_of(c, steps=1_000_000, every=every, name=name, tp=tp, **options)
+
+
+_paces = {}
+
+
+def steps_for(c, seconds, at_least=80, at_most=1000):
+    """How many steps of job_of() at tp 2 take about so long on this machine, measured once a cluster."""
+    if c not in _paces:
+        probe = c.submit(job_of(c, steps=50, every=0, name="probe"))
+        c.wait_state(probe, "COMPLETED")
+        ms = sorted(r["step_ms"] for r in c.json("metrics", probe)["metrics"] if "step_ms" in r)
+        _paces[c] = ms[len(ms) // 2]
+    return max(at_least, min(at_most, int(1000 * seconds / _paces[c])))
 
 
 def rank_step(c, job, attempt, rank=0, node="n1"):
@@ -135,7 +148,7 @@ def twin_of(c, **options):
 
 def newest_committed(c, job, attempt):
     """Highest step that this attempt committed, 0 if none; also those that retention has deleted since."""
-    rows = c.json("ckpt", "ls", job)["checkpoints"]
+    rows = c.json("ckpt", "ls", job, "-a")["checkpoints"]
     return max([k["step"] for k in rows if k["attempt"] == attempt and k["state"] in
                 ("COMMITTED", "DELETING", "DELETED")], default=0)
 
@@ -170,8 +183,8 @@ class NobodyCluster(Cluster):
         try:
             self._start("boostd", "--state-dir", self.state_dir, "--socket", self.socket)
             self.boostd = self._procs[-1]
-            self.agents["n1"] = self._start("boost-agent", "--state-dir", self.dir / "agent-n1", "--socket",
-                                            self.socket, "--node", "n1", "--cpu-slots", self.cpu_slots)
+            self.agents["n1"] = self._start("boost-agent", "--state-dir", self.dir / "agent-n1",
+                                            "--controller-socket", self.socket, "--node", "n1", "--cpu-slots", self.cpu_slots)
             self.wait_nodes(1)
         except BaseException:
             self._kill_all()
@@ -182,7 +195,8 @@ class NobodyCluster(Cluster):
         self._procs.append(Process(argv, self.dir / f"{name}.log", self.env))
         return self._procs[-1]
 
-    def as_nobody(self, *args):
-        p = subprocess.run([*map(str, self.drop), str(self.bin / "boostctl"), *map(str, args)], env=self.env,
+    def as_nobody(self, *args, uid=65534):
+        drop = [x.replace("65534", str(uid)) for x in self.drop]
+        p = subprocess.run([*drop, str(self.bin / "boostctl"), *map(str, args)], env=self.env,
                            cwd=self.dir, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
         return harness.Result(p.returncode, p.stdout, p.stderr)

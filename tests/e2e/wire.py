@@ -97,8 +97,12 @@ class Wire:
             data += more
         return data
 
+    def reply_and_size(self):
+        size = struct.unpack(">I", self._exactly(4))[0]
+        return parse(self._exactly(size)), size
+
     def reply(self):
-        return parse(self._exactly(struct.unpack(">I", self._exactly(4))[0]))
+        return self.reply_and_size()[0]
 
     def ended(self):
         try:

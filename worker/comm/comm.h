@@ -22,7 +22,7 @@
 enum comm_group { GROUP_WORLD, GROUP_TP, GROUP_PP, GROUP_DP, GROUP_ENDS, GROUP_COUNT };
 enum comm_kind { COMM_ALL_REDUCE, COMM_REDUCE_SCATTER, COMM_ALL_GATHER, COMM_SEND, COMM_RECV, COMM_KIND_COUNT };
 enum comm_op { COMM_SUM, COMM_MAX };
-/* What a call belongs to; training.md's formulas are per pass. */
+/* What a call belongs to; the formulas of worker/plan/README.md are per pass. */
 enum comm_pass { PASS_FORWARD, PASS_BACKWARD, PASS_RECOMPUTE, PASS_STEP, PASS_EVAL, PASS_COUNT };
 
 struct comm_segment {
@@ -75,8 +75,8 @@ struct comm_backend {
     /* out [size][chunk] from each rank's in [chunk]. */
     int (*all_gather)(struct comm *c, struct kstream *ks, const void *in, void *out, int64_t chunk, enum dtype dtype,
                       struct error *err);
-    /* Sends and receives (either may be NULL) at once: done when both are. Sender and receiver give equal
-     * segments. A send may wait for its receive, so that two ranks whose calls do not meet wait for ever. */
+    /* Sends and receives (either may be NULL) at once: done when both are. Sender and receiver give equal segments.
+     * For neighbours, an even and an odd rank: a send may wait for its receive, and the even one sends first. */
     int (*exchange)(struct comm *c, struct kstream *ks, const struct comm_message *send,
                     const struct comm_message *recv, struct error *err);
     void (*destroy)(struct comm *c);

@@ -1,14 +1,16 @@
 /* GLOO: the collectives between processes, a thin shim over the Gloo library (TCP).
  *
  * Gloo connects the ranks and moves messages; the rings are built here, on its send and
- * receive, because its own collectives lack what is promised:
- *   - an end when a rank dies. A message that is half received, or queued to be sent,
- *     when its connection breaks is never failed by Gloo (tcp::Pair::signalException), so
- *     its all-reduce would wait for the whole deadline. Here a watcher (worker/comm/peers.h)
- *     ends the waits. Its reduce-scatter has no deadline at all;
- *   - the name of the rank that is gone. Gloo knows addresses only;
- *   - one order of additions, a function of the group's size alone, so that runs repeat
- *     bit for bit.
+ * receive in synchronous mode (the rank's own thread reads and writes the sockets), because
+ * its own collectives and its event loop lack what is promised or needed:
+ *   - an end when a rank dies: in the event loop a message that is half received, or queued
+ *     to be sent, when its connection breaks is never failed (tcp::Pair::signalException),
+ *     so that an all-reduce would wait for its whole deadline; its reduce-scatter has none;
+ *   - the cores: the loop polls in circles while another thread holds a connection, which on
+ *     a full machine costs more than the transfer;
+ *   - the name of the rank that is gone (worker/comm/peers.h); Gloo knows addresses only;
+ *   - one order of additions, a function of the group's size alone, so that runs repeat bit
+ *     for bit.
  * No C++ exception leaves this file. */
 extern "C" {
 #include "worker/comm/bf16.h"
@@ -24,30 +26,36 @@ extern "C" {
 #include <chrono>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
-namespace {
+namespace
+{
 
 using milliseconds = std::chrono::milliseconds;
 
-constexpr uint64_t SLOT = 1; /* messages of a pair of ranks keep their order */
+constexpr int SLOT = 1; /* messages of a pair of ranks keep their order */
 /* How long to wait, after an error, for the news of who is gone. */
 constexpr int BLAME_WAIT_MS = 1000;
-/* From a peer's end to the end of waits for it: what it sent before has long arrived. */
-constexpr int GRACE_MS = 300;
+/* Two ranks swap messages in pieces of this size, so that a piece is added up while it is in the cache. */
+constexpr size_t PIECE = 512 << 10;
 
 /* An error that crosses Gloo's frames. */
 struct Failure : public std::exception {
     struct error error;
-    explicit Failure(const struct error &e) : error(e) {}
-    const char *what() const noexcept override { return error.message; }
+    explicit Failure(const struct error &e) : error(e)
+    {
+    }
+    const char *what() const noexcept override
+    {
+        return error.message;
+    }
 };
 
 /* Gloo's store over the rendezvous of one group; its keys are the group's rank numbers. */
-class GroupStore : public gloo::rendezvous::Store {
-public:
+class GroupStore : public gloo::rendezvous::Store
+{
+  public:
     GroupStore(const struct rendezvous *rv, std::string group, const struct comm_place &place,
                std::chrono::steady_clock::time_point deadline)
         : rv_(rv), group_(std::move(group)), place_(place), deadline_(deadline)
@@ -81,10 +89,14 @@ public:
         throw Failure(err);
     }
     /* get() waits by itself. */
-    void wait(const std::vector<std::string> &) override {}
-    void wait(const std::vector<std::string> &, const milliseconds &) override {}
+    void wait(const std::vector<std::string> &) override
+    {
+    }
+    void wait(const std::vector<std::string> &, const milliseconds &) override
+    {
+    }
 
-private:
+  private:
     const struct rendezvous *rv_;
     std::string group_;
     struct comm_place place_;
@@ -95,26 +107,10 @@ private:
 struct Rank {
     struct peers *peers = nullptr;
     milliseconds op_timeout;
-    std::mutex lock;
-    bool lost = false; /* a peer is gone: no wait may begin */
-    gloo::transport::UnboundBuffer *receiving = nullptr, *sending = nullptr;
-    ~Rank() { peers_close(peers); }
-};
-
-/* From the watcher's thread. */
-void end_waits(void *arg)
-{
-    Rank &rank = *static_cast<Rank *>(arg);
-    std::lock_guard<std::mutex> hold(rank.lock);
-    rank.lost = true;
-    if (rank.receiving)
-        rank.receiving->abortWaitRecv();
-    if (rank.sending)
-        rank.sending->abortWaitSend();
-}
-
-struct Aborted : public std::exception {
-    const char *what() const noexcept override { return "the wait was ended"; }
+    ~Rank()
+    {
+        peers_close(peers);
+    }
 };
 
 struct Group {
@@ -173,6 +169,7 @@ int explain(Group &g, const char *text, bool timed_out, struct error *err)
 {
     g.dead = true;
     int lost = peers_blame(g.rank->peers, timed_out ? 0 : BLAME_WAIT_MS);
+    g.context->closeConnections(); /* who waits for us shall wait no longer */
     if (lost >= 0) {
         error_set(err, ERR_PEER_LOST, "lost rank %d", lost);
         return error_hint(err, "the cause is in the log of rank %d", lost);
@@ -212,55 +209,61 @@ template <typename Body> int guarded(struct comm *c, struct error *err, Body bod
 
 /* ---- operations ------------------------------------------------------------ */
 
-void watch(Rank &rank, gloo::transport::UnboundBuffer *receiving, gloo::transport::UnboundBuffer *sending)
+void send_to(Group &g, int to, const char *data, size_t bytes)
 {
-    std::lock_guard<std::mutex> hold(rank.lock);
-    rank.receiving = receiving;
-    rank.sending = sending;
-    if (rank.lost && (receiving || sending))
-        throw Aborted();
+    if (bytes)
+        g.context->getPair(to)->createSendBuffer(SLOT, const_cast<char *>(data), bytes)->send();
 }
 
-/* A range of bytes of a message buffer. */
-struct Range {
-    gloo::transport::UnboundBuffer &buffer;
-    size_t at, bytes;
-};
-
-/* Sends one range to a rank while receiving another; empty ones are not sent, on either side. */
-void exchange(Group &g, int to, const Range &give, int from, const Range &take)
+void receive_from(Group &g, int from, char *data, size_t bytes)
 {
-    Rank &rank = *g.rank;
-    watch(rank, take.bytes ? &take.buffer : nullptr, give.bytes ? &give.buffer : nullptr);
-    bool done = true;
-    try {
-        if (take.bytes)
-            take.buffer.recv(from, SLOT, take.at, take.bytes);
-        if (give.bytes)
-            give.buffer.send(to, SLOT, give.at, give.bytes);
-        if (take.bytes)
-            done = take.buffer.waitRecv(rank.op_timeout);
-        if (done && give.bytes)
-            done = give.buffer.waitSend(rank.op_timeout);
-    } catch (...) {
-        watch(rank, nullptr, nullptr);
-        throw;
-    }
-    watch(rank, nullptr, nullptr);
-    if (!done)
-        throw Aborted();
+    if (bytes)
+        g.context->getPair(from)->createRecvBuffer(SLOT, data, bytes)->waitRecv();
+}
+
+/* Sends to one neighbour and receives from the other. Sends block, so in every ring some rank, an odd one,
+ * must receive first. Empty messages are not sent, on either side. */
+void exchange(Group &g, int rank, int to, const char *give, size_t give_bytes, int from, char *take, size_t take_bytes)
+{
+    if (rank % 2 == 0)
+        send_to(g, to, give, give_bytes);
+    receive_from(g, from, take, take_bytes);
+    if (rank % 2)
+        send_to(g, to, give, give_bytes);
 }
 
 /* Chunks of a ring: `size` neighbours, as equal as whole elements allow. */
 struct Ring {
     int rank, size;
     size_t count, element;
-    int right() const { return (rank + 1) % size; }
-    int left() const { return (rank + size - 1) % size; }
-    int chunk(int i) const { return (i % size + size) % size; }
-    size_t begin(int i) const { return count / (size_t)size * (size_t)i + std::min((size_t)i, count % (size_t)size); }
-    size_t elements(int i) const { return begin(i + 1) - begin(i); }
-    Range range(gloo::transport::UnboundBuffer &b, int i) const { return {b, begin(i) * element, elements(i) * element}; }
+    int right() const
+    {
+        return (rank + 1) % size;
+    }
+    int left() const
+    {
+        return (rank + size - 1) % size;
+    }
+    int chunk(int i) const
+    {
+        return (i % size + size) % size;
+    }
+    size_t begin(int i) const
+    {
+        return count / (size_t)size * (size_t)i + std::min((size_t)i, count % (size_t)size);
+    }
+    size_t elements(int i) const
+    {
+        return begin(i + 1) - begin(i);
+    }
+    size_t bytes(int i) const
+    {
+        return elements(i) * element;
+    }
+    char *at(char *data, int i) const
+    {
+        return data + begin(i) * element;
+    }
 };
 
 char *room(Group &g, size_t bytes)
@@ -274,38 +277,37 @@ char *room(Group &g, size_t bytes)
  * that after size-1 steps it holds the whole of its own chunk. */
 void ring_reduce_scatter(Group &g, const Ring &ring, char *data, Reduction reduce)
 {
-    size_t largest = ring.elements(0) * ring.element;
-    char *received = room(g, largest);
-    auto out = g.context->createUnboundBuffer(data, ring.count * ring.element);
-    auto in = g.context->createUnboundBuffer(received, largest);
+    char *received = room(g, ring.bytes(0));
     for (int k = 0; k + 1 < ring.size; k++) {
         int give = ring.chunk(ring.rank - k - 1), take = ring.chunk(ring.rank - k - 2);
-        exchange(g, ring.right(), ring.range(*out, give), ring.left(), {*in, 0, ring.elements(take) * ring.element});
-        char *mine = data + ring.begin(take) * ring.element;
-        reduce(mine, received, mine, ring.elements(take));
+        exchange(g, ring.rank, ring.right(), ring.at(data, give), ring.bytes(give), ring.left(), received,
+                 ring.bytes(take));
+        reduce(ring.at(data, take), received, ring.at(data, take), ring.elements(take));
     }
 }
 
 /* In step k a rank passes on chunk rank-k and receives chunk rank-k-1 in its place. */
 void ring_all_gather(Group &g, const Ring &ring, char *data)
 {
-    auto out = g.context->createUnboundBuffer(data, ring.count * ring.element);
-    auto in = g.context->createUnboundBuffer(data, ring.count * ring.element);
-    for (int k = 0; k + 1 < ring.size; k++)
-        exchange(g, ring.right(), ring.range(*out, ring.chunk(ring.rank - k)), ring.left(),
-                 ring.range(*in, ring.chunk(ring.rank - k - 1)));
+    for (int k = 0; k + 1 < ring.size; k++) {
+        int give = ring.chunk(ring.rank - k), take = ring.chunk(ring.rank - k - 1);
+        exchange(g, ring.rank, ring.right(), ring.at(data, give), ring.bytes(give), ring.left(), ring.at(data, take),
+                 ring.bytes(take));
+    }
 }
 
 /* Two ranks: both halves of the ring at once, the same bytes in one round instead of two. Both compute
  * x0 + x1 in this order. */
 void swap_and_reduce(Group &g, const Ring &ring, char *data, Reduction reduce)
 {
-    size_t bytes = ring.count * ring.element;
-    char *theirs = room(g, bytes);
-    auto out = g.context->createUnboundBuffer(data, bytes);
-    auto in = g.context->createUnboundBuffer(theirs, bytes);
-    exchange(g, ring.right(), {*out, 0, bytes}, ring.left(), {*in, 0, bytes});
-    reduce(data, ring.rank ? theirs : data, ring.rank ? data : theirs, ring.count);
+    size_t all = ring.count * ring.element;
+    char *theirs = room(g, std::min(all, PIECE));
+    for (size_t at = 0; at < all; at += PIECE) {
+        size_t bytes = std::min(PIECE, all - at);
+        char *mine = data + at;
+        exchange(g, ring.rank, ring.right(), mine, bytes, ring.left(), theirs, bytes);
+        reduce(mine, ring.rank ? theirs : mine, ring.rank ? mine : theirs, bytes / ring.element);
+    }
 }
 
 /* Segments that lie one behind the other in memory go as one message. */
@@ -354,24 +356,25 @@ int gloo_all_gather(struct comm *c, struct kstream *ks, const void *in, void *ou
     });
 }
 
-/* Segment i of what is sent travels with segment i of what is received. */
+/* As in a ring: neighbours of a chain are an even and an odd rank. */
 int gloo_exchange(struct comm *c, struct kstream *ks, const struct comm_message *send, const struct comm_message *recv,
                   struct error *err)
 {
     (void)ks;
     return guarded(c, err, [&](Group &g) {
-        int gives = send ? send->n : 0, takes = recv ? recv->n : 0, n = std::max(gives, takes);
         g.from = recv ? recv->peer : send->peer;
-        auto range = [](const struct comm_message *m, int i, int count) {
-            return i < count ? (size_t)m->segments[i].count * dtype_size(m->segments[i].dtype) : 0;
+        auto give = [&] {
+            for (int i = 0; send && i < send->n; i++)
+                send_to(g, send->peer, static_cast<const char *>(send->segments[i].data),
+                        (size_t)send->segments[i].count * dtype_size(send->segments[i].dtype));
         };
-        for (int i = 0; i < n; i++) {
-            size_t give = range(send, i, gives), take = range(recv, i, takes);
-            char none;
-            auto out = g.context->createUnboundBuffer(give ? send->segments[i].data : &none, give);
-            auto in = g.context->createUnboundBuffer(take ? recv->segments[i].data : &none, take);
-            exchange(g, send ? send->peer : 0, {*out, 0, give}, recv ? recv->peer : 0, {*in, 0, take});
-        }
+        if (c->rank % 2 == 0)
+            give();
+        for (int i = 0; recv && i < recv->n; i++)
+            receive_from(g, recv->peer, static_cast<char *>(recv->segments[i].data),
+                         (size_t)recv->segments[i].count * dtype_size(recv->segments[i].dtype));
+        if (c->rank % 2)
+            give();
     });
 }
 
@@ -390,13 +393,16 @@ const struct comm_backend gloo_backend = {
 std::shared_ptr<gloo::rendezvous::Context> connect(const struct comm_place &place, const std::string &group,
                                                    const struct rendezvous *rv,
                                                    std::shared_ptr<gloo::transport::Device> &device,
-                                                   milliseconds timeout)
+                                                   milliseconds timeout, milliseconds op_timeout)
 {
     GroupStore store(rv, group, place, std::chrono::steady_clock::now() + timeout);
     auto context = std::make_shared<gloo::rendezvous::Context>(place.rank, place.size);
-    /* Gloo waits five times this long for a connection; the store has its own deadline. */
-    context->setTimeout(std::max(milliseconds(1), timeout / 5));
+    /* Gloo fixes a connection's deadline when it is made. */
+    context->setTimeout(op_timeout);
     context->connectFullMesh(store, device);
+    for (int i = 0; i < place.size; i++)
+        if (i != place.rank)
+            context->getPair(i)->setSync(true, false);
     return context;
 }
 
@@ -429,17 +435,15 @@ int gloo_comms_create(int rank, const struct comm_layout *layout, const char *bi
     std::memset(out, 0, sizeof *out);
     int world = comm_world_size(layout);
     try {
-        gloo::transport::tcp::attr attributes;
-        attributes.hostname = bind_address;
-        auto device = gloo::transport::tcp::CreateDevice(attributes);
         milliseconds timeout(connect_timeout_ms);
         auto shared = std::make_shared<Rank>();
         shared->op_timeout = milliseconds(op_timeout_ms);
         int rc = peers_connect(rank, world, bind_address, rv, connect_timeout_ms, &shared->peers, err);
-        if (!rc)
-            rc = peers_watch(shared->peers, GRACE_MS, end_waits, shared.get(), err);
         if (rc)
             return rc;
+        gloo::transport::tcp::attr attributes;
+        attributes.hostname = bind_address;
+        auto device = gloo::transport::tcp::CreateDevice(attributes);
         std::shared_ptr<gloo::rendezvous::Context> contexts[GROUP_COUNT];
         struct comm_place places[GROUP_COUNT];
         for (int g = 0; g < GROUP_COUNT; g++) {
@@ -449,7 +453,7 @@ int gloo_comms_create(int rank, const struct comm_layout *layout, const char *bi
                 contexts[g] = contexts[GROUP_WORLD];
             else if (places[g].size > 1 || g == GROUP_WORLD)
                 contexts[g] = connect(places[g], g == GROUP_WORLD ? name : name + std::to_string(places[g].first), rv,
-                                      device, timeout);
+                                      device, timeout, shared->op_timeout);
         }
         for (int g = 0; g < GROUP_COUNT; g++)
             join(out, (enum comm_group)g, places[g], rank, shared, contexts[g]);
@@ -465,6 +469,6 @@ int gloo_comms_create(int rank, const struct comm_layout *layout, const char *bi
     } catch (const std::exception &e) {
         comms_destroy(out);
         error_set(err, ERR_PEER_LOST, "cannot connect the ranks over %s: %s", bind_address, e.what());
-        return error_hint(err, "the data address of the agent must be an address of this machine that the other nodes reach");
+        return error_hint(err, "the agent's data address must be an address of its machine that the other nodes reach");
     }
 }

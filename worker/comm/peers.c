@@ -6,12 +6,10 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -21,7 +19,7 @@
 enum { ADDRESS_MAX = 128, KEY_MAX = 32, HELLO_MS = 5000 };
 
 struct peer {
-    int fd;    /* -1: ourselves; open until peers_close(), since the watcher polls it */
+    int fd;    /* -1: ourselves */
     bool gone; /* its end of the connection is closed */
     int lost;  /* the rank that it said is lost, -1: said nothing */
 };
@@ -31,15 +29,6 @@ struct peers {
     uint64_t nonce; /* what a connecting rank has to know: it read our entry of the rendezvous */
     int blamed;     /* once decided, for ever; -1: nobody yet */
     struct pollfd *polls; /* [world] */
-    struct {
-        bool runs;
-        pthread_t thread;
-        struct pollfd *polls; /* [world + 1], the last one is `quit` */
-        int quit;
-        int grace_ms;
-        void (*gone)(void *arg);
-        void *arg;
-    } watch;
     struct peer peer[];
 };
 
@@ -201,7 +190,6 @@ int peers_connect(int rank, int world, const char *bind_address, const struct re
     p->rank = rank;
     p->world = world;
     p->listener = -1;
-    p->watch.quit = -1;
     p->blamed = -1;
     for (int i = 0; i < world; i++)
         p->peer[i] = (struct peer){.fd = -1, .lost = -1};
@@ -227,55 +215,11 @@ void peers_close(struct peers *p)
 {
     if (!p)
         return;
-    if (p->watch.runs) {
-        (void)!write(p->watch.quit, &(uint64_t){1}, sizeof(uint64_t));
-        pthread_join(p->watch.thread, NULL);
-    }
-    if (p->watch.quit >= 0)
-        close(p->watch.quit);
     for (int i = 0; i < p->world; i++)
         if (p->peer[i].fd >= 0)
             close(p->peer[i].fd);
-    free(p->watch.polls);
     free(p->polls);
     free(p);
-}
-
-/* ---- watching ------------------------------------------------------------------------ */
-
-/* Reads nothing: what peers say is peers_blame()'s. */
-static void *watch_main(void *arg)
-{
-    struct peers *p = arg;
-    struct pollfd *quit = &p->watch.polls[p->world];
-    while (poll(p->watch.polls, (nfds_t)p->world + 1, -1) < 0)
-        if (errno != EINTR)
-            return NULL;
-    int64_t deadline = clock_mono_ns() + p->watch.grace_ms * NS_PER_MS;
-    while (!quit->revents && left_ms(deadline))
-        poll(quit, 1, left_ms(deadline));
-    if (!quit->revents)
-        p->watch.gone(p->watch.arg);
-    return NULL;
-}
-
-int peers_watch(struct peers *p, int grace_ms, void (*gone)(void *arg), void *arg, struct error *err)
-{
-    p->watch.grace_ms = grace_ms;
-    p->watch.gone = gone;
-    p->watch.arg = arg;
-    p->watch.quit = eventfd(0, EFD_CLOEXEC);
-    p->watch.polls = calloc((size_t)p->world + 1, sizeof *p->watch.polls);
-    if (p->watch.quit < 0 || !p->watch.polls)
-        return error_errno(err, p->watch.polls ? errno : ENOMEM, "cannot watch the other ranks");
-    for (int i = 0; i < p->world; i++)
-        p->watch.polls[i] = (struct pollfd){.fd = p->peer[i].fd, .events = POLLIN}; /* -1 is passed over */
-    p->watch.polls[p->world] = (struct pollfd){.fd = p->watch.quit, .events = POLLIN};
-    int errnum = pthread_create(&p->watch.thread, NULL, watch_main, p);
-    if (errnum)
-        return error_errno(err, errnum, "cannot watch the other ranks");
-    p->watch.runs = true;
-    return ERR_OK;
 }
 
 /* ---- blame --------------------------------------------------------------------------- */

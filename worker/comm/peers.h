@@ -20,11 +20,6 @@ MUST_USE int peers_connect(int rank, int world, const char *bind_address, const 
                            struct peers **out, struct error *err);
 void peers_close(struct peers *p);
 
-/* Calls `gone` once, from a thread of its own, `grace_ms` after the first peer has left or said that
- * another is lost: by then what a peer sent before an orderly end has arrived, and whoever still waits
- * waits for ever. Ends with peers_close(). */
-MUST_USE int peers_watch(struct peers *p, int grace_ms, void (*gone)(void *arg), void *arg, struct error *err);
-
 /* The rank whose end came first as far as is known here, waiting at most wait_ms for the news; -1 when
  * all are there. The others are told. Blocking, the rank's thread. */
 int peers_blame(struct peers *p, int wait_ms);

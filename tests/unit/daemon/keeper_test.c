@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
 #include <cmocka.h>
 
 #include <dirent.h>
@@ -11,11 +12,13 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/inotify.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -115,6 +118,18 @@ static int worker(const char *what, const char *run_dir, int rank)
     }
     if (!strcmp(what, "fds"))
         return list_descriptors();
+    if (!strcmp(what, "fill")) {
+        char path[PATH_MAX], block[4096] = {0};
+        snprintf(path, sizeof path, "%s/ballast", run_dir);
+        int fd = open(path, O_WRONLY | O_CREAT, 0644);
+        while (write(fd, block, sizeof block) > 0)
+            ;
+        if (errno != ENOSPC)
+            return 12;
+        for (int i = 0; i < 50000; i++) /* what cannot be written must not hold us */
+            puts("more and more and more");
+        return 11;
+    }
     if (!strcmp(what, "env")) {
         printf("%s %s %s %s %s uid %d\n", getenv("BOOST_RANK"), getenv("BOOST_ATTEMPT"), getenv("OMP_NUM_THREADS"),
                getenv("MINE"), getenv("BOOST_SOCKET") ? "socket" : "none", (int)getuid());
@@ -616,6 +631,27 @@ static void test_long_lines_and_binary_bytes(void **state)
     buffer_free(&expected);
 }
 
+/* A real full disk: a small one of our own, filled by the rank. The end is recorded all the same. */
+static void test_full_disk_keeps_the_exit_record(void **state)
+{
+    struct fixture *f = *state;
+    if (unshare(CLONE_NEWNS) < 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
+        mount("none", f->dir, "tmpfs", 0, "size=1m") < 0)
+        skip(); /* not root */
+    start_keeper(f, "fill", 1, false);
+    int status;
+    assert_int_equal(waitpid(f->keeper, &status, 0), f->keeper);
+    f->keeper = 0;
+    assert_int_equal(status, 0);
+    Boost__ExitRecord *r = read_exit(f, 0);
+    assert_int_equal(r->exit_code, 11);
+    boost__exit_record__free_unpacked(r, NULL);
+    char path[PATH_MAX];
+    path_of(f, "keeper.end", path);
+    assert_true(fs_exists(path));
+    assert_int_equal(umount(f->dir), 0);
+}
+
 /* ---- a disk that is slow or full (D37) ---- */
 
 static int gate[2] = {-1, -1}; /* the writer waits for a byte */
@@ -739,6 +775,7 @@ int main(int argc, char **argv)
         TEST(test_damaged_start),
         TEST(test_flood_and_rotation),
         TEST(test_long_lines_and_binary_bytes),
+        TEST(test_full_disk_keeps_the_exit_record),
         TEST(test_standing_disk_never_blocks),
         TEST(test_full_disk_drops_and_says_so),
         TEST(test_missing_log_is_empty),

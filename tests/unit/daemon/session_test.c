@@ -1,11 +1,11 @@
 /* Sessions against a peer in the same thread: hello, frames in pieces, bad input,
  * back-pressure both ways, and that one bad session leaves the others alone. */
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <errno.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,8 +34,8 @@ struct fixture {
     size_t opened, frames, drained, closed, bytes;
     struct session *last;
     /* what the handler does */
-    int answer_bytes;    /* > 0: a Failure with a message of this length for each frame */
-    bool hold;           /* begins a request for each frame and never ends it           */
+    int answer_bytes; /* > 0: a Failure with a message of this length for each frame */
+    bool hold;        /* begins a request for each frame and never ends it           */
     bool refuse_frame;
     bool refuse_opening;
     bool close_on_frame;

@@ -1,9 +1,9 @@
 /* The socket path rule, and a client against servers that are absent, silent, rude or refuse. */
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -83,7 +83,7 @@ struct rude_server {
     int fd;
     char path[64];
     struct buffer answer;
-    bool hang_up;  /* closes after the answer */
+    bool hang_up; /* closes after the answer */
 };
 
 static void *serve(void *arg)

@@ -317,7 +317,10 @@ static void test_absolute_paths(void **state)
         "eval { path: './e' } cache_dir: '' } checkpoint { dir: './/ckpt' init_from { path: 'job:17@8000' } }\n"
         "run { tensorboard_dir: '.' } notify { secret_file: '../s' }";
     assert_int_equal(jobfile_parse(&file, "t", text, strlen(text), JOB_FORMAT_AUTO, false, &err), 0);
+    assert_int_equal(jobfile_check_paths(file.spec, &err), ERR_INVALID);
+    assert_non_null(strstr(err.message, "relative path"));
     assert_int_equal(jobfile_absolute_paths(file.spec, &file.arena, "/home/u", &err), 0);
+    assert_int_equal(jobfile_check_paths(file.spec, &err), 0);
     const Boost__JobSpec *s = file.spec;
     assert_string_equal(s->workdir, "/home/u/w");
     assert_string_equal(s->data->train[0]->path, "/home/u/a/b");

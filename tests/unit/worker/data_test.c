@@ -199,7 +199,8 @@ static void every_epoch_is_a_permutation(void **state)
         }
 }
 
-/* Large n in constant time; the values, from an independent program, are written down so that the order never changes unnoticed. */
+/* Large n in constant time; the values, from an independent program, are written down so that the order
+ * never changes unnoticed. */
 static void the_order_is_fixed_for_ever(void **state)
 {
     (void)state;

@@ -170,7 +170,7 @@ static struct result *run(const struct tiny *c, int steps, bool processes)
     struct world w;
     process_plan = &p;
     process_result = r;
-    start_layout(&w, p.world, &layout, 60000, process_body);
+    start_layout(&w, p.world, &layout, 560000, process_body);
     all_end_well(&w);
     return r;
 }

@@ -23,7 +23,7 @@
 #include "worker/comm/comm.h"
 #include "worker/rendezvous.h"
 
-enum { MAX_PROCESSES = 32, CONNECT_MS = 10000, TIMED_OUT = 99 };
+enum { MAX_PROCESSES = 32, CONNECT_MS = 60000, TIMED_OUT = 99 };
 
 struct world {
     int size, op_timeout_ms;
@@ -47,7 +47,7 @@ typedef int rank_body(struct comms *comms, int to_test);
 static inline void child(struct world *w, int rank, rank_body *body, int to_test)
 {
     signal(SIGPIPE, SIG_IGN);
-    alarm(60);
+    alarm((unsigned)(40 + w->op_timeout_ms / 1000));
     struct rendezvous_client client;
     struct comms comms;
     struct error err;

@@ -1,0 +1,320 @@
+/* agent_checkpoint.h */
+#include "daemon/agent_checkpoint.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "proto/base/clock.h"
+#include "proto/base/crc32c.h"
+#include "proto/base/fs.h"
+#include "proto/json.h"
+#include "proto/version.h"
+
+enum { CHUNK = 1 << 20, MANIFEST_MAX = 64 << 20 };
+static const char manifest_name[] = "manifest.json", manifest_schema[] = "boost.checkpoint/1";
+
+/* ---- names ---- */
+
+static const char *digits(const char *at, int64_t *value)
+{
+    char *end;
+    if (*at < '0' || *at > '9')
+        return NULL;
+    errno = 0;
+    *value = strtoll(at, &end, 10);
+    return errno ? NULL : end;
+}
+
+/* "…/step-<n>.a<k>" */
+static bool parse_dir(const char *dir, int64_t *step, int64_t *attempt)
+{
+    const char *name = strrchr(dir, '/');
+    if (*dir != '/' || !name || strncmp(name, "/step-", 6))
+        return false;
+    const char *at = digits(name + 6, step);
+    if (!at || strncmp(at, ".a", 2))
+        return false;
+    at = digits(at + 2, attempt);
+    return at && !*at;
+}
+
+static int check_dir(const char *dir, int64_t step, int32_t attempt, struct error *err)
+{
+    int64_t n, k;
+    if (!dir || !parse_dir(dir, &n, &k))
+        return error_set(err, ERR_REFUSED, "%s is not a checkpoint directory (step-<n>.a<k>)", dir ? dir : "(none)");
+    if (n != step || k != attempt)
+        return error_set(err, ERR_REFUSED, "%s is not of step %" PRId64 ", attempt %d", dir, step, attempt);
+    return ERR_OK;
+}
+
+static int shard_path(char out[PATH_MAX], const char *dir, const char *file, struct error *err)
+{
+    if (!file || !*file || *file == '.' || strchr(file, '/'))
+        return error_set(err, ERR_REFUSED, "'%s' is not the name of a shard", file ? file : "");
+    return fs_join(out, PATH_MAX, err, dir, file);
+}
+
+/* ---- shards ---- */
+
+static int open_shard(const char *path, int64_t bytes, int *fd, struct error *err)
+{
+    struct stat st;
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (*fd < 0)
+        return error_errno(err, errno, "shard %s", path);
+    if (fstat(*fd, &st) < 0)
+        return error_errno(err, errno, "shard %s", path);
+    if (!S_ISREG(st.st_mode) || st.st_size != bytes)
+        return error_set(err, ERR_CORRUPT, "shard %s has %lld bytes, %lld were written", path, (long long)st.st_size,
+                         (long long)bytes);
+    return ERR_OK;
+}
+
+static int check_shard(const char *dir, const char *file, int64_t bytes, uint32_t sum, bool whole, struct error *err)
+{
+    char path[PATH_MAX];
+    int fd = -1;
+    uint32_t found = 0;
+    uint8_t *chunk = whole ? malloc(CHUNK) : NULL;
+    int rc = shard_path(path, dir, file, err);
+    if (!rc && whole && !chunk)
+        rc = error_set(err, ERR_NOMEM, "no memory to read %s", path);
+    if (!rc)
+        rc = open_shard(path, bytes, &fd, err);
+    while (!rc && whole) {
+        ssize_t n = read(fd, chunk, CHUNK);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            rc = error_errno(err, errno, "shard %s cannot be read", path);
+        if (n <= 0)
+            break;
+        found = crc32c(found, chunk, (size_t)n);
+    }
+    if (!rc && whole && found != sum)
+        rc =
+            error_set(err, ERR_CORRUPT, "shard %s is damaged: its CRC-32C is %08x, %08x was written", path, found, sum);
+    if (fd >= 0)
+        close(fd);
+    free(chunk);
+    return rc;
+}
+
+/* ---- manifest ---- */
+
+static int check_shard_set(const Boost__WriteManifest *o, struct error *err)
+{
+    if (o->world <= 0 || o->n_shards != (size_t)o->world)
+        return error_set(err, ERR_INVALID, "%s: %zu shards for %d ranks", o->dir, o->n_shards, o->world);
+    bool *seen = calloc(o->n_shards, sizeof *seen);
+    int rc = seen ? ERR_OK : error_set(err, ERR_NOMEM, "no memory for a manifest");
+    for (size_t i = 0; i < o->n_shards && !rc; i++) {
+        const Boost__ShardRecord *s = o->shards[i];
+        if (s->failed || s->step != o->step || s->rank < 0 || s->rank >= o->world || seen[s->rank])
+            rc = error_set(err, ERR_INVALID, "%s: the record of rank %d's shard does not belong", o->dir, s->rank);
+        else
+            seen[s->rank] = true;
+        if (!rc)
+            rc = check_shard(o->dir, s->file, s->bytes, s->crc32c, false, err);
+    }
+    free(seen);
+    return rc;
+}
+
+static json_t *layout_json(const Boost__JobSpec *spec)
+{
+    const Boost__Parallel *p = spec && spec->parallel ? spec->parallel : NULL;
+    const ProtobufCEnumValue *strategy =
+        p ? protobuf_c_enum_descriptor_get_value(&boost__strategy__value__descriptor, (int)p->strategy) : NULL;
+    return json_pack("{s:s, s:i, s:i, s:i, s:i}", "strategy", strategy ? strategy->name : "", "tp", p ? (int)p->tp : 1,
+                     "pp", p ? (int)p->pp : 1, "dp", p ? (int)p->dp : 1, "zero", p ? (int)p->zero : 0);
+}
+
+static json_t *shards_json(const Boost__WriteManifest *o)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; list && i < o->n_shards; i++) {
+        const Boost__ShardRecord *s = o->shards[i];
+        json_t *shard = json_pack("{s:i, s:s, s:I, s:I}", "rank", (int)s->rank, "file", s->file, "bytes",
+                                  (json_int_t)s->bytes, "crc32c", (json_int_t)s->crc32c);
+        if (!shard || json_array_append_new(list, shard) < 0) {
+            json_decref(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
+static json_t *manifest_json(const Boost__WriteManifest *o, int64_t job)
+{
+    const Boost__JobSpec *spec = o->spec;
+    char now[CLOCK_TEXT];
+    int64_t batch = spec && spec->parallel ? spec->parallel->global_batch : 0;
+    return json_pack("{s:s, s:s, s:I, s:i, s:I, s:i, s:s, s:s, s:s, s:I, s:{s:I, s:I}, s:o, s:o, s:o}", "schema",
+                     manifest_schema, "store_id", o->store_id ? o->store_id : "", "job", (json_int_t)job, "attempt",
+                     (int)o->attempt, "step", (json_int_t)o->step, "world", (int)o->world, "written",
+                     clock_rfc3339(clock_wall_ns(), now), "version", boost_version(), "build", boost_build_id(),
+                     "data_position", (json_int_t)(o->step * batch), "seeds", "init",
+                     (json_int_t)(spec && spec->run ? spec->run->seed : 0), "data",
+                     (json_int_t)(spec && spec->data ? spec->data->seed : 0), "layout", layout_json(spec), "shards",
+                     shards_json(o), "spec", spec ? json_tree(&spec->base) : json_null());
+}
+
+/* So that the step directory itself is there after a power cut, and the job's above it. */
+static int sync_parents(const char *dir, struct error *err)
+{
+    char path[PATH_MAX];
+    int rc = fs_join(path, sizeof path, err, dir, "");
+    for (int i = 0; i < 2 && !rc; i++) {
+        size_t len = strlen(path);
+        while (len > 1 && path[len - 1] == '/')
+            path[--len] = '\0';
+        char *slash = strrchr(path, '/');
+        if (!slash || slash == path)
+            break;
+        *slash = '\0';
+        rc = fs_sync_dir(path, err);
+    }
+    return rc;
+}
+
+int checkpoint_write_manifest(const Boost__WriteManifest *o, int64_t job, struct error *err)
+{
+    char path[PATH_MAX];
+    int rc = check_dir(o->dir, o->step, o->attempt, err);
+    if (!rc)
+        rc = check_shard_set(o, err);
+    if (!rc)
+        rc = fs_join(path, sizeof path, err, o->dir, manifest_name);
+    if (rc)
+        return rc;
+    json_t *manifest = manifest_json(o, job);
+    char *text = manifest ? json_dumps(manifest, JSON_INDENT(1)) : NULL;
+    if (!text)
+        rc = error_set(err, ERR_NOMEM, "no memory for %s", path);
+    if (!rc)
+        rc = sync_parents(o->dir, err);
+    if (!rc)
+        rc = fs_write_durable(path, text, strlen(text), 0644, err);
+    free(text);
+    json_decref(manifest);
+    return rc;
+}
+
+/* ---- verify ---- */
+
+static int load_manifest(const char *dir, int64_t step, int32_t attempt, json_t **out, struct error *err)
+{
+    char path[PATH_MAX];
+    json_error_t where;
+    struct buffer text;
+    buffer_init(&text, MANIFEST_MAX);
+    *out = NULL;
+    int rc = fs_join(path, sizeof path, err, dir, manifest_name);
+    if (!rc)
+        rc = fs_read_file(path, &text, err);
+    if (!rc && !(*out = json_loadb(text.data ? (char *)text.data : "", text.len, 0, &where)))
+        rc = error_set(err, ERR_CORRUPT, "%s is damaged: line %d: %s", path, where.line, where.text);
+    if (!rc) {
+        const char *schema = json_string_value(json_object_get(*out, "schema"));
+        if (!schema || strcmp(schema, manifest_schema) || json_integer_value(json_object_get(*out, "step")) != step ||
+            json_integer_value(json_object_get(*out, "attempt")) != attempt)
+            rc = error_set(err, ERR_CORRUPT, "%s is not the manifest of step %" PRId64 ", attempt %d", path, step,
+                           attempt);
+    }
+    buffer_free(&text);
+    return rc;
+}
+
+static int verify_listed(const char *dir, const json_t *shards, struct error *err)
+{
+    size_t i;
+    json_t *s;
+    int rc = ERR_OK;
+    if (!json_array_size(shards))
+        return error_set(err, ERR_CORRUPT, "%s: the manifest lists no shards", dir);
+    json_array_foreach(shards, i, s)
+    {
+        rc = check_shard(dir, json_string_value(json_object_get(s, "file")),
+                         json_integer_value(json_object_get(s, "bytes")),
+                         (uint32_t)json_integer_value(json_object_get(s, "crc32c")), true, err);
+        if (rc)
+            break;
+    }
+    return rc;
+}
+
+int checkpoint_verify(const Boost__VerifyCheckpoint *o, struct error *err)
+{
+    json_t *manifest = NULL;
+    int rc = check_dir(o->dir, o->step, o->attempt, err);
+    if (!rc)
+        rc = load_manifest(o->dir, o->step, o->attempt, &manifest, err);
+    for (size_t i = 0; i < o->n_shards && !rc; i++)
+        rc = check_shard(o->dir, o->shards[i]->file, o->shards[i]->bytes, o->shards[i]->crc32c, true, err);
+    if (!rc && !o->n_shards)
+        rc = verify_listed(o->dir, json_object_get(manifest, "shards"), err);
+    json_decref(manifest);
+    return rc ? error_context(err, "checkpoint of step %" PRId64 ", attempt %d", o->step, o->attempt) : ERR_OK;
+}
+
+/* ---- delete ---- */
+
+int checkpoint_delete(const char *dir, struct error *err)
+{
+    char going[PATH_MAX];
+    int64_t step, attempt;
+    struct stat st;
+    if (!dir || !parse_dir(dir, &step, &attempt))
+        return error_set(err, ERR_REFUSED, "%s is not a checkpoint directory (step-<n>.a<k>) and stays",
+                         dir ? dir : "(none)");
+    int used = snprintf(going, sizeof going, "%s.deleting", dir);
+    if (used < 0 || (size_t)used >= sizeof going)
+        return error_set(err, ERR_INVALID, "path too long: %s", dir);
+    if (lstat(dir, &st) == 0) {
+        if (!S_ISDIR(st.st_mode))
+            return error_set(err, ERR_REFUSED, "%s is not a directory and stays", dir);
+        /* What an earlier try left would be in the way. */
+        int rc = fs_remove_tree(going, err);
+        if (!rc && rename(dir, going) < 0 && errno != ENOENT)
+            rc = error_errno(err, errno, "cannot rename %s to %s", dir, going);
+        if (!rc)
+            rc = sync_parents(dir, err);
+        if (rc)
+            return rc;
+    } else if (errno != ENOENT) {
+        return error_errno(err, errno, "cannot look at %s", dir);
+    }
+    return fs_remove_tree(going, err);
+}
+
+int checkpoints_clear_torn(const char *parent, int64_t attempt, struct error *err)
+{
+    DIR *d = opendir(parent);
+    if (!d)
+        return errno == ENOENT ? ERR_OK : error_errno(err, errno, "cannot read %s", parent);
+    int rc = ERR_OK;
+    for (struct dirent *e; !rc && (e = readdir(d));) {
+        char dir[PATH_MAX], manifest[PATH_MAX];
+        int64_t step, k;
+        struct stat st;
+        rc = fs_join(dir, sizeof dir, err, parent, e->d_name);
+        if (rc || !parse_dir(dir, &step, &k) || k != attempt)
+            continue;
+        rc = fs_join(manifest, sizeof manifest, err, dir, manifest_name);
+        if (!rc && lstat(manifest, &st) < 0 && errno == ENOENT)
+            rc = checkpoint_delete(dir, err);
+    }
+    closedir(d);
+    return rc;
+}

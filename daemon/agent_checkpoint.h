@@ -1,0 +1,23 @@
+/* Checkpoint directories: manifest, verification, removal. Any thread; blocking.
+ * The caller has taken the identity of the job's user. */
+#ifndef BOOST_DAEMON_AGENT_CHECKPOINT_H
+#define BOOST_DAEMON_AGENT_CHECKPOINT_H
+
+#include "proto/agent.pb-c.h"
+#include "proto/base/error.h"
+
+/* Writes <dir>/manifest.json durably: the act that makes a checkpoint one. Every shard must be there with its
+ * size. Again with the same content is fine. */
+MUST_USE int checkpoint_write_manifest(const Boost__WriteManifest *order, int64_t job, struct error *err);
+/* The manifest is there and of this step and attempt, and every shard has the size and checksum recorded (in the
+ * order when it names shards, else in the manifest). ERR_CORRUPT or ERR_NOT_FOUND names what is damaged. */
+MUST_USE int checkpoint_verify(const Boost__VerifyCheckpoint *order, struct error *err);
+/* Removes a directory whose name is step-<n>.a<k>: renamed to <name>.deleting first, so that a half-removed one
+ * is never taken for a checkpoint. One that is gone is fine; ERR_REFUSED for any other name. */
+MUST_USE int checkpoint_delete(const char *dir, struct error *err);
+/* Removes what `attempt` left half-written below `parent` (<dir>/<store id>-<job>): its directories without a
+ * manifest. The controller knows nothing of one of which no shard was reported, so nobody else would. Only once
+ * nothing of the attempt writes any more and the controller has closed it. A missing `parent` is fine. */
+MUST_USE int checkpoints_clear_torn(const char *parent, int64_t attempt, struct error *err);
+
+#endif

@@ -1,0 +1,39 @@
+/* The agent's connection to its controller: hello, Register, heartbeats, reconnect with
+ * back-off. Losing it means nothing to the ranks. All on the agent's loop. */
+#ifndef BOOST_DAEMON_AGENT_LINK_UP_H
+#define BOOST_DAEMON_AGENT_LINK_UP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <uv.h>
+
+#include "proto/agent.pb-c.h"
+#include "proto/base/error.h"
+
+struct link_up_ops {
+    void *arg;
+    /* The Register to send now; valid until the next call. NULL when out of memory. */
+    const Boost__Register *(*registration)(void *arg);
+    /* The controller has taken us: reports may be sent from here on, until `lost`. */
+    void (*registered)(void *arg, const Boost__Registered *answer);
+    /* Every other message but HeartbeatAck. */
+    void (*message)(void *arg, const Boost__ControllerMessage *message);
+    /* What was sent may or may not have arrived. Only after `registered`. */
+    void (*lost)(void *arg);
+};
+
+struct link_up;
+
+/* Starts connecting. socket_path and node are copied, ops stays the caller's. */
+MUST_USE int link_up_create(uv_loop_t *loop, const char *socket_path, const char *node, const struct link_up_ops *ops,
+                            struct link_up **out, struct error *err);
+/* Closes without `lost`; the memory goes once the loop has run the close callbacks. */
+void link_up_close(struct link_up *link);
+
+/* False when not registered or over the frame limit: the caller keeps the report. */
+bool link_up_send(struct link_up *link, const Boost__AgentMessage *message);
+bool link_up_ready(const struct link_up *link); /* NULL: no */
+/* Bytes accepted by link_up_send that the socket has not taken yet. */
+size_t link_up_queued(const struct link_up *link);
+
+#endif

@@ -1,0 +1,19 @@
+/* What can be checked of a job on a node before anything of it starts: its files, as
+ * its user. Any thread; blocks on the file systems involved. */
+#ifndef BOOST_DAEMON_AGENT_PREFLIGHT_H
+#define BOOST_DAEMON_AGENT_PREFLIGHT_H
+
+#include <stdint.h>
+
+#include "proto/base/error.h"
+#include "proto/job.pb-c.h"
+#include "proto/rpc.pb-c.h"
+
+/* Every data file is readable, a whole number of tokens and at least one window long; the checkpoint directory
+ * can be made and written (a probe file is written, synced and removed); the working directory is there.
+ * ERR_INVALID with *reason DataError or SpecError, ERR_NOSPACE with DiskFull, ERR_REFUSED for a user the agent
+ * cannot act for. The message names the file, the hint the mend. */
+MUST_USE int agent_preflight(const Boost__JobSpec *spec, uint32_t uid, uint32_t gid, Boost__Reason__Value *reason,
+                             struct error *err);
+
+#endif

@@ -1,0 +1,308 @@
+/* agent_tasks.h */
+#include "daemon/agent_tasks.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/agent_checkpoint.h"
+#include "daemon/agent_node.h"
+#include "daemon/agent_preflight.h"
+#include "daemon/agent_user.h"
+#include "daemon/keeper_log.h"
+#include "daemon/log.h"
+#include "proto/base/clock.h"
+#include "proto/base/fs.h"
+#include "proto/reflect.h"
+
+enum {
+    FOLLOW_MS = 50,        /* a follower of a log looks again this often */
+    LOG_BYTES = 256 << 10, /* of a reply, when the task does not say     */
+    LOG_BYTES_MAX = 1 << 20,
+};
+
+struct task {
+    uv_work_t work;
+    struct agent_tasks *tasks;
+    struct task *next; /* list of followers */
+    Boost__Task *order;
+    bool forgotten; /* nobody waits for the reply */
+    /* result */
+    int rc;
+    struct error err;
+    /* logs */
+    char run_dir[PATH_MAX];
+    int64_t deadline_ns;
+    int64_t offset;
+    struct buffer data;
+    size_t wanted;
+    bool over; /* no process of the attempt was left when reading began */
+};
+
+struct agent_tasks {
+    struct agent *agent;
+    uv_timer_t follow;
+    struct task *followers; /* waiting for more of a log */
+    struct task *working;
+    bool closing;
+};
+
+/* ---- replies ---- */
+
+static void free_task(struct task *t)
+{
+    buffer_free(&t->data);
+    boost__task__free_unpacked(t->order, NULL);
+    free(t);
+}
+
+static void unlink_task(struct task **list, struct task *t)
+{
+    for (; *list; list = &(*list)->next) {
+        if (*list == t) {
+            *list = t->next;
+            return;
+        }
+    }
+}
+
+static void reply(struct task *t)
+{
+    Boost__TaskReply r = BOOST__TASK_REPLY__INIT;
+    Boost__Failure failure = BOOST__FAILURE__INIT;
+    r.has_id = true;
+    r.id = t->order->id;
+    if (t->rc) {
+        failure.has_code = true;
+        failure.code = t->rc;
+        failure.message = t->err.message;
+        failure.hint = t->err.hint;
+        r.failure = &failure;
+    } else if (t->order->body_case == BOOST__TASK__BODY_READ_LOG) {
+        r.has_data = r.has_next_offset = r.has_finished = true;
+        r.data.data = t->data.data;
+        r.data.len = t->data.len;
+        r.next_offset = t->offset + (int64_t)t->data.len;
+        r.finished = t->over && t->data.len < t->wanted;
+    }
+    if (!t->forgotten)
+        agent_send(t->tasks->agent, BOOST__AGENT_MESSAGE__BODY_TASK, &r.base);
+    free_task(t);
+}
+
+/* ---- in a thread ---- */
+
+static int run_file_task(const Boost__Task *order, struct error *err)
+{
+    Boost__Reason__Value reason;
+    struct as_user user;
+    uint32_t uid = order->has_uid ? order->uid : (uint32_t)geteuid();
+    uint32_t gid = order->has_gid ? order->gid : (uint32_t)getegid();
+    if (order->body_case == BOOST__TASK__BODY_PREFLIGHT)
+        return agent_preflight(order->preflight->spec, uid, gid, &reason, err);
+    int rc = as_user_begin(&user, uid, gid, err);
+    if (rc)
+        return rc;
+    switch (order->body_case) {
+    case BOOST__TASK__BODY_WRITE_MANIFEST:
+        rc = checkpoint_write_manifest(order->write_manifest, order->job, err);
+        break;
+    case BOOST__TASK__BODY_VERIFY:
+        rc = checkpoint_verify(order->verify, err);
+        break;
+    case BOOST__TASK__BODY_DELETE_CHECKPOINT:
+        rc = checkpoint_delete(order->delete_checkpoint->dir, err);
+        break;
+    default:
+        rc = error_set(err, ERR_UNSUPPORTED, "this agent does not know the task");
+        rc = error_hint(err, "install the same version of boostd and boost-agent");
+        break;
+    }
+    as_user_end(&user);
+    return rc;
+}
+
+static void run_task(uv_work_t *work)
+{
+    struct task *t = work->data;
+    if (t->order->body_case != BOOST__TASK__BODY_READ_LOG) {
+        t->rc = run_file_task(t->order, &t->err);
+        return;
+    }
+    const Boost__ReadLog *o = t->order->read_log;
+    buffer_clear(&t->data);
+    t->rc = keeper_log_read(t->run_dir, o->rank, &t->offset, o->has_tail_lines ? o->tail_lines : -1, t->wanted,
+                            &t->data, &t->err);
+}
+
+/* ---- on the loop ---- */
+
+static void look_again(uv_timer_t *timer);
+
+static void wait_for_more(struct task *t)
+{
+    struct agent_tasks *tasks = t->tasks;
+    t->next = tasks->followers;
+    tasks->followers = t;
+    if (!uv_is_active((uv_handle_t *)&tasks->follow))
+        uv_timer_start(&tasks->follow, look_again, FOLLOW_MS, 0);
+}
+
+static void task_done(uv_work_t *work, int status)
+{
+    struct task *t = work->data;
+    struct agent_tasks *tasks = t->tasks;
+    unlink_task(&tasks->working, t);
+    if (status == UV_ECANCELED || tasks->closing) {
+        free_task(t);
+        return;
+    }
+    bool wait = !t->rc && t->order->body_case == BOOST__TASK__BODY_READ_LOG && !t->data.len && !t->over &&
+                clock_mono_ns() < t->deadline_ns && !t->forgotten;
+    if (!wait) {
+        reply(t);
+        return;
+    }
+    wait_for_more(t);
+}
+
+static void queue_task(struct task *t)
+{
+    struct agent_tasks *tasks = t->tasks;
+    t->next = tasks->working;
+    tasks->working = t;
+    uv_queue_work(tasks->agent->loop, &t->work, run_task, task_done);
+}
+
+/* Where the log is, and whether it can still grow. */
+static int place_log(struct task *t)
+{
+    struct agent *agent = t->tasks->agent;
+    int32_t attempt = t->order->read_log->attempt;
+    const struct agent_attempt *a = attempts_find(agent, t->order->job, attempt);
+    t->over = !a || !attempt_alive(a);
+    if (a) {
+        snprintf(t->run_dir, sizeof t->run_dir, "%s", a->run_dir);
+        return ERR_OK;
+    }
+    int used = snprintf(t->run_dir, sizeof t->run_dir, "%s/%s-%lld.%d", agent->logs_dir, agent->store_id,
+                        (long long)t->order->job, attempt);
+    if (used < 0 || (size_t)used >= sizeof t->run_dir || !fs_exists(t->run_dir)) {
+        error_set(&t->err, ERR_NOT_FOUND, "node %s has no log of attempt %lld.%d", agent->node,
+                  (long long)t->order->job, attempt);
+        return error_hint(&t->err, "old logs are removed beyond log_keep_bytes of the agent's configuration");
+    }
+    return ERR_OK;
+}
+
+static void read_log(struct task *t)
+{
+    const struct agent_attempt *a = attempts_find(t->tasks->agent, t->order->job, t->order->read_log->attempt);
+    if (a && a->going) { /* between two places, for some milliseconds */
+        wait_for_more(t);
+        return;
+    }
+    t->rc = place_log(t);
+    if (!t->rc)
+        queue_task(t);
+    else if (clock_mono_ns() < t->deadline_ns) /* its start may still be on the way */
+        wait_for_more(t);
+    else
+        reply(t);
+}
+
+static void look_again(uv_timer_t *timer)
+{
+    struct agent_tasks *tasks = timer->data;
+    struct task *list = tasks->followers;
+    tasks->followers = NULL;
+    while (list) {
+        struct task *t = list;
+        list = t->next;
+        read_log(t);
+    }
+}
+
+void agent_tasks_wake(struct agent *agent)
+{
+    if (agent->tasks && agent->tasks->followers)
+        uv_timer_start(&agent->tasks->follow, look_again, 0, 0);
+}
+
+void agent_tasks_forget(struct agent *agent)
+{
+    struct agent_tasks *tasks = agent->tasks;
+    for (struct task *t = tasks->working; t; t = t->next)
+        t->forgotten = true;
+    while (tasks->followers) {
+        struct task *t = tasks->followers;
+        tasks->followers = t->next;
+        free_task(t);
+    }
+}
+
+static Boost__Task *copy_order(const Boost__Task *order)
+{
+    size_t size = boost__task__get_packed_size(order);
+    uint8_t *packed = malloc(size ? size : 1);
+    if (!packed)
+        return NULL;
+    boost__task__pack(order, packed);
+    Boost__Task *copy = boost__task__unpack(NULL, size, packed);
+    free(packed);
+    return copy;
+}
+
+void agent_tasks_take(struct agent *agent, const Boost__Task *order)
+{
+    struct task *t = calloc(1, sizeof *t);
+    if (t)
+        t->order = copy_order(order);
+    if (!t || !t->order) {
+        log_line(LOG_ERROR, "no memory for a task of the controller");
+        free(t);
+        return;
+    }
+    t->tasks = agent->tasks;
+    t->work.data = t;
+    buffer_init(&t->data, LOG_BYTES_MAX + 1);
+    if (order->body_case != BOOST__TASK__BODY_READ_LOG) {
+        queue_task(t);
+        return;
+    }
+    const Boost__ReadLog *o = t->order->read_log;
+    t->offset = o->has_offset && o->offset >= 0 ? o->offset : -1;
+    t->wanted = o->max_bytes > 0 ? (size_t)o->max_bytes : LOG_BYTES;
+    t->wanted = t->wanted < LOG_BYTES_MAX ? t->wanted : LOG_BYTES_MAX;
+    t->deadline_ns = clock_mono_ns() + (o->wait_ms > 0 ? o->wait_ms : 0) * NS_PER_MS;
+    read_log(t);
+}
+
+int agent_tasks_create(struct agent *agent, struct agent_tasks **out, struct error *err)
+{
+    struct agent_tasks *tasks = calloc(1, sizeof *tasks);
+    if (!tasks)
+        return error_set(err, ERR_NOMEM, "no memory for tasks");
+    tasks->agent = agent;
+    uv_timer_init(agent->loop, &tasks->follow);
+    tasks->follow.data = tasks;
+    *out = tasks;
+    return ERR_OK;
+}
+
+static void follow_closed(uv_handle_t *handle)
+{
+    free(handle->data);
+}
+
+void agent_tasks_close(struct agent_tasks *tasks)
+{
+    if (!tasks)
+        return;
+    tasks->closing = true;
+    agent_tasks_forget(tasks->agent);
+    for (struct task *t = tasks->working; t; t = t->next)
+        uv_cancel((uv_req_t *)&t->work);
+    uv_close((uv_handle_t *)&tasks->follow, follow_closed);
+}

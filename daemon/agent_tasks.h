@@ -1,0 +1,21 @@
+/* Work on files that the controller asks for, done in threads: preflight, manifest,
+ * verify, delete, logs. Each as the job's user, except for logs, which are the agent's. */
+#ifndef BOOST_DAEMON_AGENT_TASKS_H
+#define BOOST_DAEMON_AGENT_TASKS_H
+
+#include "proto/agent.pb-c.h"
+#include "proto/base/error.h"
+
+struct agent;
+struct agent_tasks;
+
+MUST_USE int agent_tasks_create(struct agent *agent, struct agent_tasks **out, struct error *err);
+/* Replies of tasks still at work are dropped. */
+void agent_tasks_close(struct agent_tasks *tasks);
+void agent_tasks_take(struct agent *agent, const Boost__Task *task);
+/* Something that a follower of a log waits for may have happened. */
+void agent_tasks_wake(struct agent *agent);
+/* The link is lost: the controller asks again for whatever it still wants. */
+void agent_tasks_forget(struct agent *agent);
+
+#endif

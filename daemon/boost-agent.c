@@ -1,0 +1,13 @@
+/* boost-agent: runs the ranks of one node for boostd. */
+#include <stdio.h>
+#include <unistd.h>
+
+#include "daemon/agent_main.h"
+
+int main(int argc, char **argv)
+{
+    int status = agent_main(argc, argv);
+    fflush(stdout);
+    /* Not exit(): libuv would wait there for threads that may hang on a dead file system. */
+    _exit(status);
+}

@@ -1,0 +1,323 @@
+/* The open change: what one input has changed becomes one transaction, and what was to
+ * wait for its durability runs when the store says so. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/core_internal.h"
+
+void mark_job(struct core *c, struct job *job)
+{
+    job->version++;
+    if (job->dirty)
+        return;
+    if (c->n_dirty == c->cap_dirty) {
+        int cap = c->cap_dirty ? 2 * c->cap_dirty : 16;
+        struct job **list = realloc(c->dirty_jobs, (size_t)cap * sizeof *list);
+        if (!list) {
+            core_log_line(c, CORE_LOG_ERROR, "out of memory: job %lld is written later", (long long)job->id);
+            return;
+        }
+        c->dirty_jobs = list;
+        c->cap_dirty = cap;
+    }
+    job->dirty = true;
+    c->dirty_jobs[c->n_dirty++] = job;
+}
+
+void mark_attempt(struct core *c, struct job *job, struct attempt *a)
+{
+    a->dirty = true;
+    mark_job(c, job);
+}
+
+void mark_checkpoint(struct core *c, struct job *job, struct checkpoint *k)
+{
+    k->changed_ns = now_wall(c);
+    k->dirty = true;
+    mark_job(c, job);
+    if (checkpoint_file_work(job))
+        list_add(&c->working, job, link_working);
+    else
+        list_remove(&c->working, job, link_working);
+    c->work = true;
+}
+
+void mark_node(struct core *c, struct node *n)
+{
+    n->dirty = true;
+    (void)c;
+}
+
+static bool open_change(struct core *c)
+{
+    if (!c->txn)
+        c->txn = c->store.begin(c->store.arg);
+    if (!c->txn)
+        core_log_line(c, CORE_LOG_ERROR, "out of memory: a change is written later");
+    return c->txn != NULL;
+}
+
+void put_shard(struct core *c, struct job *job, struct checkpoint *k, int rank)
+{
+    const struct checkpoint_shard *s = &k->shards[rank];
+    if (!open_change(c))
+        return;
+    c->store.put_shard(c->txn, &(struct store_shard){.job = job->id,
+                                                     .step = k->step,
+                                                     .attempt = k->attempt,
+                                                     .rank = rank,
+                                                     .file = s->file,
+                                                     .bytes = s->bytes,
+                                                     .crc32c = s->crc32c,
+                                                     .write_ms = s->write_ms});
+    mark_job(c, job);
+}
+
+void add_event(struct core *c, struct job *job, int attempt, const char *node, const char *actor, const char *kind,
+               const char *fmt, ...)
+{
+    char text[4096];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    if (job)
+        core_log_line(c, CORE_LOG_INFO, "job %lld%s%s: %s: %s", (long long)job->id, node ? " node " : "",
+                      node ? node : "", kind, text);
+    else
+        core_log_line(c, CORE_LOG_INFO, "%s: %s", kind, text);
+    if (!open_change(c))
+        return;
+    c->store.add_event(c->txn, &(struct store_event){.id = c->next_event_id++,
+                                                     .wall_ns = now_wall(c),
+                                                     .job = job ? job->id : 0,
+                                                     .attempt = attempt,
+                                                     .node = node,
+                                                     .actor = actor,
+                                                     .kind = kind,
+                                                     .text = text});
+    if (job)
+        mark_job(c, job);
+    else
+        c->jobless = true;
+}
+
+void after_durable(struct core *c, void (*fn)(struct core *, void *, int, const struct error *), void *arg,
+                   void (*drop)(void *))
+{
+    struct after *a = calloc(1, sizeof *a);
+    struct after **end = &c->after;
+    if (!a) {
+        struct error err;
+        error_set(&err, ERR_NOMEM, "out of memory");
+        fn(c, arg, ERR_NOMEM, &err);
+        drop(arg);
+        return;
+    }
+    *a = (struct after){.fn = fn, .arg = arg, .drop = drop};
+    while (*end)
+        end = &(*end)->next;
+    *end = a;
+}
+
+void progress_changed(struct core *c, struct job *job)
+{
+    job->version++;
+    c->ops.changed(c->ops.arg, job->id);
+}
+
+static void put_job_row(struct core *c, const struct job *job)
+{
+    Boost__Goodput g = BOOST__GOODPUT__INIT;
+    account_totals(c, job, &g);
+    size_t spec_len = boost__job_spec__get_packed_size(job->spec);
+    size_t resolved_len = boost__job_spec__get_packed_size(job->resolved);
+    uint8_t *spec = malloc(spec_len + resolved_len + 1);
+    if (!spec) {
+        core_log_line(c, CORE_LOG_ERROR, "out of memory: the row of job %lld is not written", (long long)job->id);
+        return;
+    }
+    uint8_t *resolved = spec + spec_len;
+    boost__job_spec__pack(job->spec, spec);
+    boost__job_spec__pack(job->resolved, resolved);
+    c->store.put_job(c->txn, &(struct store_job){.id = job->id,
+                                                 .name = job->name,
+                                                 .uid = job->uid,
+                                                 .gid = job->gid,
+                                                 .user = job->user,
+                                                 .state = (int)job->state,
+                                                 .stop_target = job->stop_target,
+                                                 .reason = (int)job->reason,
+                                                 .reason_text = job->reason_text ? job->reason_text : "",
+                                                 .spec = spec,
+                                                 .spec_len = spec_len,
+                                                 .resolved = resolved,
+                                                 .resolved_len = resolved_len,
+                                                 .priority = job->priority,
+                                                 .attempt = job->n_attempts,
+                                                 .restarts_used = job->restarts_used,
+                                                 .stuck_attempts = job->stuck_attempts,
+                                                 .backoff_count = job->backoff_count,
+                                                 .step = job->step,
+                                                 .checkpoint_step = job->checkpoint_step,
+                                                 .submitted_ns = job->submitted_ns,
+                                                 .started_ns = job->started_ns,
+                                                 .ended_ns = job->ended_ns,
+                                                 .run_s = job->run_s,
+                                                 .productive_s = g.productive_s,
+                                                 .detection_s = g.detection_s,
+                                                 .restart_s = g.restart_s,
+                                                 .replay_s = g.replay_s,
+                                                 .queue_s = g.queue_s,
+                                                 .loss = job->loss,
+                                                 .eval_loss = job->eval_loss});
+    free(spec);
+}
+
+static void put_attempt_row(struct core *c, const struct job *job, const struct attempt *a)
+{
+    char *placement = attempt_placement(a);
+    c->store.put_attempt(c->txn, &(struct store_attempt){.job = job->id,
+                                                         .attempt = a->number,
+                                                         .from_step = a->from_step,
+                                                         .to_step = a->to_step,
+                                                         .placement = placement ? placement : "",
+                                                         .start_ns = a->start_ns,
+                                                         .running_ns = a->running_ns,
+                                                         .end_ns = a->end_ns,
+                                                         .reason = (int)a->reason,
+                                                         .text = a->text ? a->text : "",
+                                                         .fenced = a->fenced});
+    free(placement);
+}
+
+static void put_checkpoint_row(struct core *c, const struct job *job, const struct checkpoint *k)
+{
+    c->store.put_checkpoint(c->txn, &(struct store_checkpoint){.job = job->id,
+                                                               .step = k->step,
+                                                               .attempt = k->attempt,
+                                                               .state = (int)k->state,
+                                                               .path = k->path ? k->path : "",
+                                                               .world = k->world,
+                                                               .changed_ns = k->changed_ns,
+                                                               .note = k->note ? k->note : ""});
+}
+
+static void put_node_row(struct core *c, const struct node *n)
+{
+    c->store.put_node(c->txn, &(struct store_node){.name = n->name,
+                                                   .boot_id = n->boot_id ? n->boot_id : "",
+                                                   .admin = (int)n->admin,
+                                                   .admin_reason = n->admin_reason ? n->admin_reason : "",
+                                                   .admin_by = n->admin_by ? n->admin_by : "",
+                                                   .admin_ns = n->admin_ns,
+                                                   .cpu_slots = n->cpu_slots,
+                                                   .memory_mib = n->memory_mib,
+                                                   .uid = n->uid,
+                                                   .data_address = n->data_address ? n->data_address : ""});
+}
+
+static void put_job_rows(struct core *c, struct job *job)
+{
+    put_job_row(c, job);
+    for (int i = 0; i < job->n_attempts; i++) {
+        if (job->attempts[i]->dirty)
+            put_attempt_row(c, job, job->attempts[i]);
+        job->attempts[i]->dirty = false;
+    }
+    for (int i = 0; i < job->n_checkpoints; i++) {
+        if (job->checkpoints[i]->dirty)
+            put_checkpoint_row(c, job, job->checkpoints[i]);
+        job->checkpoints[i]->dirty = false;
+    }
+    job->dirty = false;
+    job->unsettled++;
+}
+
+/* The job has no change on its way: what the table asked for may run. */
+static void job_act(struct core *c, struct job *job)
+{
+    struct attempt *a = job_live_attempt(job);
+    unsigned actions = job->actions;
+    job->actions = 0;
+    job->acknowledged = true;
+    if (a)
+        a->start_durable = true;
+    if (a && actions)
+        attempt_send(c, job, actions, NULL);
+    c->work = c->work || job->working.in;
+    c->schedule = c->schedule || job->pending.in;
+}
+
+static void change_done(void *arg, int rc, const struct error *err)
+{
+    struct change *ch = arg;
+    struct core *c = ch->core;
+    if (ch->prev)
+        ch->prev->next = ch->next;
+    else
+        c->changes = ch->next;
+    if (ch->next)
+        ch->next->prev = ch->prev;
+    if (rc) {
+        c->stats.store_failures++;
+        core_log_line(c, CORE_LOG_ERROR, "the store refused a change: %s", err ? err->message : "?");
+    }
+    for (int i = 0; i < ch->n_jobs; i++) {
+        struct job *job = ch->jobs[i];
+        c->ops.changed(c->ops.arg, job->id);
+        if (--job->unsettled == 0)
+            job_act(c, job);
+    }
+    if (ch->jobless)
+        c->ops.changed(c->ops.arg, 0);
+    while (ch->after) {
+        struct after *a = ch->after;
+        ch->after = a->next;
+        a->fn(c, a->arg, rc, err);
+        a->drop(a->arg);
+        free(a);
+    }
+    free(ch->jobs);
+    free(ch);
+    change_commit(c);
+}
+
+void change_commit(struct core *c)
+{
+    bool nodes = false;
+    for (struct node *n = c->nodes; n; n = n->next)
+        nodes = nodes || n->dirty;
+    if (!c->n_dirty && !c->txn && !c->after && !nodes)
+        return;
+    struct change *ch = calloc(1, sizeof *ch);
+    if (!ch || !open_change(c)) {
+        free(ch);
+        due_at(c, now_mono(c) + NS_PER_S);
+        return;
+    }
+    for (struct node *n = c->nodes; n; n = n->next) {
+        if (n->dirty)
+            put_node_row(c, n);
+        n->dirty = false;
+    }
+    ch->core = c;
+    ch->jobs = c->dirty_jobs;
+    ch->n_jobs = c->n_dirty;
+    ch->after = c->after;
+    ch->jobless = c->jobless || nodes;
+    for (int i = 0; i < c->n_dirty; i++)
+        put_job_rows(c, c->dirty_jobs[i]);
+    ch->next = c->changes;
+    if (ch->next)
+        ch->next->prev = ch;
+    c->changes = ch;
+    void *txn = c->txn;
+    c->txn = NULL;
+    c->dirty_jobs = NULL;
+    c->n_dirty = c->cap_dirty = 0;
+    c->after = NULL;
+    c->jobless = false;
+    c->store.commit(txn, change_done, ch);
+}

@@ -1,0 +1,194 @@
+/* The controller's jobs: the table by id, the lists they stand in, and their transitions. */
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/core_internal.h"
+
+/* ---- lists of jobs ------------------------------------------------------------------ */
+
+struct job_link *link_active(struct job *job)
+{
+    return &job->active;
+}
+
+struct job_link *link_pending(struct job *job)
+{
+    return &job->pending;
+}
+
+struct job_link *link_working(struct job *job)
+{
+    return &job->working;
+}
+
+/* The scheduler's order: priority, then submit. The other lists have none: new ones come first. */
+static bool before(const struct job *x, const struct job *y)
+{
+    return x->priority != y->priority ? x->priority > y->priority : x->id < y->id;
+}
+
+void list_add(struct job_list *list, struct job *job, struct job_link *(*link)(struct job *))
+{
+    struct job_link *l = link(job);
+    if (l->in)
+        return;
+    /* Most come last in the scheduler's order, so it is looked for from the end. */
+    struct job *prev = link == link_pending ? list->tail : NULL;
+    while (prev && before(job, prev))
+        prev = link(prev)->prev;
+    struct job *next = prev ? link(prev)->next : list->head;
+    *l = (struct job_link){.next = next, .prev = prev, .in = true};
+    *(prev ? &link(prev)->next : &list->head) = job;
+    *(next ? &link(next)->prev : &list->tail) = job;
+}
+
+void list_remove(struct job_list *list, struct job *job, struct job_link *(*link)(struct job *))
+{
+    struct job_link *l = link(job);
+    if (!l->in)
+        return;
+    *(l->prev ? &link(l->prev)->next : &list->head) = l->next;
+    *(l->next ? &link(l->next)->prev : &list->tail) = l->prev;
+    *l = (struct job_link){.in = false};
+}
+
+int core_add_job(struct core *c, struct job *job)
+{
+    if (c->n_jobs == c->cap_jobs) {
+        int cap = c->cap_jobs ? 2 * c->cap_jobs : 64;
+        struct job **jobs = realloc(c->jobs, (size_t)cap * sizeof *jobs);
+        if (!jobs)
+            return ERR_NOMEM;
+        c->jobs = jobs;
+        c->cap_jobs = cap;
+    }
+    c->jobs[c->n_jobs++] = job;
+    if (!job_state_terminal(job->state))
+        list_add(&c->active, job, link_active);
+    return ERR_OK;
+}
+
+void core_forget_job(struct core *c, struct job *job)
+{
+    list_remove(&c->active, job, link_active);
+    list_remove(&c->pending, job, link_pending);
+    list_remove(&c->working, job, link_working);
+    for (int i = 0; i < c->n_jobs; i++) {
+        if (c->jobs[i] == job) {
+            memmove(&c->jobs[i], &c->jobs[i + 1], (size_t)(c->n_jobs - i - 1) * sizeof *c->jobs);
+            c->n_jobs--;
+            break;
+        }
+    }
+    for (int i = 0; i < c->n_dirty; i++)
+        if (c->dirty_jobs[i] == job)
+            c->dirty_jobs[i--] = c->dirty_jobs[--c->n_dirty];
+    job_free(job);
+}
+
+/* Index of the first job with an id above. */
+static int upper_bound(const struct core *c, int64_t id)
+{
+    int lo = 0, hi = c->n_jobs;
+    while (lo < hi) {
+        int mid = lo + (hi - lo) / 2;
+        if (c->jobs[mid]->id <= id)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+struct job *core_next_job(struct core *c, int64_t after_id)
+{
+    int i = upper_bound(c, after_id);
+    return i < c->n_jobs ? c->jobs[i] : NULL;
+}
+
+struct job *core_job(struct core *c, int64_t id)
+{
+    int i = upper_bound(c, id);
+    return i > 0 && c->jobs[i - 1]->id == id ? c->jobs[i - 1] : NULL;
+}
+
+/* ---- transitions ------------------------------------------------------------------------ */
+
+void job_reason(struct job *job, Boost__Reason__Value reason, const char *fmt, ...)
+{
+    char text[4096];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    job->reason = reason;
+    text_set(&job->reason_text, text);
+}
+
+void job_pend(struct core *c, struct job *job)
+{
+    bool pend =
+        job->state == STATE(QUEUED) || (job->state == STATE(RECOVERING) && !job_live_attempt(job) && !job->backoff_due);
+    if (pend == job->pending.in)
+        return;
+    if (pend)
+        list_add(&c->pending, job, link_pending);
+    else
+        list_remove(&c->pending, job, link_pending);
+    c->schedule = true;
+}
+
+static void job_finish(struct core *c, struct job *job)
+{
+    job->ended_ns = now_wall(c);
+    job->backoff_due = 0;
+    job->tokens_per_s = NAN;
+    if (c->parked)
+        due_at(c, 0);
+}
+
+bool job_fire(struct core *c, struct job *job, enum job_event event)
+{
+    struct job_transition t = job_step(job->state, job->stop_target, event);
+    if (!t.legal) {
+        c->stats.illegal_transitions++;
+        core_log_line(c, CORE_LOG_WARN, "job %lld: %s in state %s is not in the table", (long long)job->id,
+                      job_event_name(event), job_state_name(job->state));
+        return false;
+    }
+    if (job_state_live(job->state) && !job_state_live(t.next))
+        job->run_s = job_elapsed_s(c, job);
+    if (t.actions & ACT_CLOSE_ATTEMPT)
+        attempt_close(c, job);
+    job->state = t.next;
+    if (t.next != STATE(STOPPING))
+        job->stop_target = 0;
+    else if (t.stop_target >= 0)
+        job->stop_target = t.stop_target;
+    if (job->starting && event != EV_PLACED)
+        start_cancel(c, job);
+    if (t.next != STATE(RECOVERING))
+        job->backoff_due = 0;
+    if ((t.actions & ACT_KILL) && job_live_attempt(job))
+        attempt_mark_kill(c, job, job_live_attempt(job));
+    if ((t.actions & ACT_STOP_TERM) && job_live_attempt(job))
+        grace_arm(c, job, job_live_attempt(job));
+    if (t.actions & ACT_BACKOFF)
+        backoff_arm(c, job);
+    if (t.actions & ACT_FINISH)
+        job_finish(c, job);
+    if (t.actions & ACT_SCHEDULE)
+        c->schedule = true;
+    job->actions |= t.actions & (ACT_START | ACT_STOP_TERM | ACT_KILL);
+    account_state(c, job);
+    job_pend(c, job);
+    if (job_state_terminal(t.next))
+        list_remove(&c->active, job, link_active);
+    mark_job(c, job);
+    if (job->state == STATE(STOPPING) && !job_live_attempt(job))
+        return job_fire(c, job, EV_ATTEMPT_GONE);
+    return true;
+}

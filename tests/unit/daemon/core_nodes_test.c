@@ -1,0 +1,723 @@
+/* The controller core over lost nodes, returning agents and its own restarts, and in
+ * a thousand random histories. */
+#include "tests/unit/daemon/core_world.h"
+
+static Boost__NodeInfo *node_info(struct world *w, const char *name, struct arena *mem)
+{
+    Boost__NodesReply *r = core_nodes(w->core, mem);
+    assert_non_null(r);
+    for (size_t i = 0; i < r->n_nodes; i++)
+        if (strcmp(r->nodes[i]->name, name) == 0)
+            return r->nodes[i];
+    return NULL;
+}
+
+static int liveness(struct world *w, const char *name)
+{
+    struct arena mem;
+    arena_init(&mem, 1 << 20);
+    Boost__NodeInfo *n = node_info(w, name, &mem);
+    int l = n ? (int)n->liveness : -1;
+    arena_free(&mem);
+    return l;
+}
+#define assert_liveness(w, name, l) assert_int_equal(liveness(w, name), BOOST__NODE_LIVENESS__VALUE__##l)
+
+static void silence_makes_suspect_then_down(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    int64_t id;
+    join_world(w, a);
+    assert_liveness(w, "n1", UP);
+    advance(w, 60000); /* past the restart grace */
+    struct fake_attempt *x = run_job(w, a, &id);
+    a->beating = false;
+    advance(w, 2500);
+    assert_liveness(w, "n1", UP);
+    advance(w, 1500);
+    assert_liveness(w, "n1", SUSPECT);
+    assert_state(w, id, RUNNING);
+    struct arena mem;
+    arena_init(&mem, 1 << 20);
+    assert_says(core_summary(w->core, job_of(w, id), &mem)->info, "still believed running");
+    arena_free(&mem);
+    a->beating = true;
+    advance(w, 1000);
+    assert_liveness(w, "n1", UP);
+    assert_int_equal(x->kills + x->terms, 0);
+    a->beating = false;
+    advance(w, 8900);
+    assert_state(w, id, RUNNING);
+    advance(w, 2000);
+    assert_liveness(w, "n1", DOWN);
+    assert_state(w, id, RECOVERING);
+    assert_int_equal(job_of(w, id)->reason, REASON(NodeLost));
+    assert_says(event_of(w, id, "node-lost")->text, "n1 lost (no heartbeat for 10 s); infrastructure, no restart used");
+    assert_true(job_of(w, id)->detection_s > 9.5);
+    world_free(w);
+}
+
+/* D7: the node comes back with the old attempt alive; it gets no new one before it confirmed the kill. */
+static void a_returning_node_is_fenced_first(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 4);
+    int64_t id;
+    join_world(w, a);
+    advance(w, 40000);
+    struct fake_attempt *x = run_job(w, a, &id);
+    say_step(w, a, x, 20);
+    say_checkpoint(w, a, x, 20);
+    pump(w);
+    disconnect(w, a);
+    advance(w, 8000);
+    assert_state(w, id, RUNNING);
+    advance(w, 5000);
+    assert_state(w, id, RECOVERING);
+    a->obeys_kill = false;
+    join_world(w, a);
+    pump(w);
+    assert_int_equal(x->kills, 1);
+    /* Stale reports of the fenced attempt count for nothing. */
+    uint64_t stale = core_stats(w->core)->stale_reports;
+    say_step(w, a, x, 90);
+    say_checkpoint(w, a, x, 90);
+    say_metrics(w, a, x, 0, 90, 1.0);
+    pump(w);
+    assert_true(core_stats(w->core)->stale_reports >= stale + 5);
+    assert_int_equal(job_of(w, id)->checkpoint_step, 20);
+    assert_null(job_checkpoint(job_of(w, id), 90, 1));
+    assert_true(job_of(w, id)->step == 20);
+    advance(w, 20000);
+    assert_state(w, id, RECOVERING); /* four devices, two free, and still not there */
+    kill_all(w, a, x);
+    pump(w);
+    assert_state(w, id, STARTING);
+    assert_true(x->forgotten);
+    assert_int_equal(newest(w, a, id)->from_step, 20);
+    world_free(w);
+}
+
+static void it_recovers_elsewhere_meanwhile(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    struct fake_agent *b = agent_add(w, "n2", 2);
+    int64_t id;
+    join_world(w, a);
+    join_world(w, b);
+    advance(w, 40000);
+    struct fake_attempt *x = run_job(w, a, &id);
+    disconnect(w, a);
+    advance(w, 13000);
+    assert_state(w, id, STARTING);
+    struct fake_attempt *y = newest(w, b, id);
+    say_step(w, b, y, 1);
+    pump(w);
+    assert_state(w, id, RUNNING);
+    /* The old node is back: fenced, and the new attempt hears nothing of it. */
+    join_world(w, a);
+    pump(w);
+    assert_true(x->kills == 1 && !x->alive && x->forgotten);
+    assert_int_equal(y->kills + y->terms, 0);
+    assert_state(w, id, RUNNING);
+    int64_t next = submit(w);
+    assert_non_null(newest(w, a, next));
+    world_free(w);
+}
+
+static void an_agent_restart_restarts_no_rank(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    disconnect(w, a);
+    advance(w, 1500);
+    snprintf(a->instance, sizeof a->instance, "instance-n1-2");
+    join_world(w, a);
+    pump(w);
+    assert_state(w, id, RUNNING);
+    assert_int_equal(x->starts, 1);
+    assert_int_equal(x->kills + x->terms, 0);
+    /* What ended meanwhile is told from its record. */
+    disconnect(w, a);
+    for (int i = 0; i < 2; i++) {
+        x->ended[i] = true;
+        x->ends[i] = (struct end){.exit_code = i ? 65 : 7, .seq = i + 1};
+    }
+    x->alive = false;
+    advance(w, 1000);
+    join_world(w, a);
+    pump(w);
+    assert_state(w, id, RECOVERING);
+    assert_says(event_of(w, id, "rank-exit")->text, "rank 0 on n1: exit code 7");
+    world_free(w);
+}
+
+static void an_agent_without_the_attempt_has_lost_it(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    disconnect(w, a);
+    x->alive = false;
+    x->forgotten = true; /* rebooted */
+    snprintf(a->boot, sizeof a->boot, "boot-n1-2");
+    snprintf(a->instance, sizeof a->instance, "instance-n1-2");
+    advance(w, 2000);
+    join_world(w, a);
+    pump(w);
+    assert_state(w, id, RECOVERING);
+    assert_says(event_of(w, id, "node-lost")->text, "its agent came back without the attempt");
+    assert_int_equal(job_of(w, id)->restarts_used, 0);
+    recovered(w, a, id);
+    world_free(w);
+}
+
+/* A hang was reported, and the ranks came to their end before the kill reached them. */
+static void a_job_given_up_may_still_have_finished(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    a->obeys_kill = false;
+    Boost__HangReport h = BOOST__HANG_REPORT__INIT;
+    Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
+    h.has_job = h.has_attempt = h.has_rank = 1;
+    h.job = id;
+    h.attempt = 1;
+    m.body_case = BOOST__AGENT_MESSAGE__BODY_HANG;
+    m.hang = &h;
+    say(w, "n1", &m);
+    pump(w);
+    assert_state(w, id, RECOVERING);
+    say_finished(w, a, x);
+    pump(w);
+    assert_state(w, id, COMPLETED);
+    assert_int_equal(job_of(w, id)->checkpoint_step, 100);
+    world_free(w);
+}
+
+static void a_lost_start_is_sent_again(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    join_world(w, a);
+    int64_t id = submit(w);
+    struct fake_attempt *x = newest(w, a, id);
+    x->alive = false;
+    x->forgotten = true; /* as if it had never come */
+    disconnect(w, a);
+    advance(w, 1000);
+    join_world(w, a);
+    pump(w);
+    assert_state(w, id, STARTING);
+    assert_int_equal(job_of(w, id)->n_attempts, 1);
+    assert_int_equal(newest(w, a, id)->starts, 1);
+    world_free(w);
+}
+
+static void a_second_agent_of_the_name_is_refused(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    struct error err;
+    join_world(w, a);
+    snprintf(a->instance, sizeof a->instance, "instance-n1-2");
+    assert_int_equal(try_register(w, a, &err), ERR_REFUSED);
+    assert_says(err.message, "another agent of node n1");
+    /* Its connection is dead, though that was not seen yet: then it may. */
+    a->beating = false;
+    advance(w, 4000);
+    assert_int_equal(try_register(w, a, &err), ERR_OK);
+    snprintf(a->name, sizeof a->name, "bad name");
+    assert_int_equal(try_register(w, a, &err), ERR_PROTOCOL);
+    world_free(w);
+}
+
+/* ---- restarts of the controller -------------------------------------------------------------- */
+
+static void restarted(struct world *w, struct fake_agent *a)
+{
+    controller_restart(w);
+    advance(w, 500);
+    join_world(w, a);
+    pump(w);
+}
+
+static void it_comes_back_in_every_state(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct arena mem;
+    arena_init(&mem, 1 << 20);
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    join_world(w, a);
+    /* HELD and QUEUED */
+    int64_t held = submit_spec(w, spec_new(&mem), true);
+    int64_t id = submit(w); /* STARTING */
+    int64_t queued = submit(w);
+    struct fake_attempt *x = newest(w, a, id);
+    restarted(w, a);
+    assert_state(w, held, HELD);
+    assert_state(w, queued, QUEUED);
+    assert_state(w, id, STARTING);
+    assert_int_equal(x->starts, 1);
+    say_step(w, a, x, 1);
+    pump(w);
+    /* RUNNING, with metrics and a checkpoint half reported */
+    say_metrics(w, a, x, 0, 1, 5.0);
+    say_shard(w, a, x, 0, 20, NULL);
+    say_step(w, a, x, 20);
+    pump(w);
+    restarted(w, a);
+    assert_state(w, id, RUNNING);
+    assert_int_equal(x->kills + x->terms, 0);
+    assert_int_equal(x->starts, 1);
+    say_shard(w, a, x, 0, 20, NULL); /* a repeat is fine */
+    say_shard(w, a, x, 1, 20, NULL);
+    pump(w);
+    assert_int_equal(job_of(w, id)->checkpoint_step, 20);
+    assert_int_equal(job_attempt(job_of(w, id), 1)->ranks[0].metrics_seq, 1);
+    /* RECOVERING, the kill not confirmed */
+    a->obeys_kill = false;
+    say_end_of(w, a, x, 0, (struct end){.exit_code = 7});
+    pump(w);
+    assert_state(w, id, RECOVERING);
+    int kills = x->kills;
+    restarted(w, a);
+    assert_state(w, id, RECOVERING);
+    assert_true(x->kills > kills); /* derived from state again */
+    a->obeys_kill = true;
+    kill_all(w, a, x);
+    pump(w);
+    assert_int_equal(job_of(w, id)->restarts_used, 1);
+    assert_int_equal(count_events(w, id, "rank-exit"), 1);
+    assert_true(x->forgotten);
+    /* RECOVERING, in back-off */
+    assert_true(job_of(w, id)->backoff_due > 0);
+    restarted(w, a);
+    x = recovered(w, a, id);
+    assert_int_equal(x->attempt, 2);
+    assert_int_equal(x->from_step, 20);
+    /* STOPPING, asked */
+    a->obeys_term = false;
+    assert_int_equal(control(w, CANCEL, id, false), ERR_OK);
+    assert_int_equal(x->terms, 1);
+    restarted(w, a);
+    assert_state(w, id, STOPPING);
+    assert_int_equal(x->terms, 2);
+    assert_int_equal(x->kills, 0);
+    /* STOPPING, to be killed */
+    a->obeys_kill = false;
+    assert_int_equal(control(w, CANCEL, id, true), ERR_OK);
+    kills = x->kills;
+    restarted(w, a);
+    assert_int_equal(x->kills, kills + 1);
+    a->obeys_kill = true;
+    kill_all(w, a, x);
+    pump(w);
+    assert_state(w, id, CANCELLED);
+    assert_state(w, queued, STARTING);
+    restarted(w, a);
+    assert_state(w, id, CANCELLED);
+    assert_int_equal(core_stats(w->core)->illegal_transitions, 0);
+    arena_free(&mem);
+    world_free(w);
+}
+
+/* An end that was told but whose effect was not durable is told again and counts once. */
+static void an_end_is_acknowledged_with_its_effect(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    say_step(w, a, x, 100);
+    say_checkpoint(w, a, x, 100);
+    pump(w);
+    say_end_of(w, a, x, 1, (struct end){.done = true});
+    pump(w);
+    assert_false(x->end_acked[1]);
+    restarted(w, a); /* rank 1's clean end was in memory only */
+    say_end_of(w, a, x, 0, (struct end){.done = true});
+    say_node_end(w, a, x);
+    pump(w);
+    assert_state(w, id, COMPLETED);
+    assert_true(x->forgotten);
+    /* And a failure, lost between memory and disk. */
+    x = run_job(w, a, &id);
+    say_end_of(w, a, x, 0, (struct end){.exit_code = 7});
+    core_run(w->core);
+    deliver_one(w);
+    core_run(w->core);
+    controller_restart(w);
+    assert_state(w, id, RUNNING);
+    join_world(w, a);
+    pump(w);
+    assert_state(w, id, RECOVERING);
+    assert_int_equal(job_of(w, id)->restarts_used, 1);
+    world_free(w);
+}
+
+/* D9: a restart declares nothing down before its grace, and the live attempt is not restarted. */
+static void the_grace_after_a_restart(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    controller_restart(w);
+    advance(w, 29000);
+    assert_state(w, id, RUNNING);
+    assert_liveness(w, "n1", JOINING);
+    join_world(w, a);
+    advance(w, 5000);
+    assert_state(w, id, RUNNING);
+    assert_int_equal(x->kills + x->terms, 0);
+    assert_int_equal(x->starts, 1);
+    /* Nobody comes: lost after the grace. */
+    controller_restart(w);
+    advance(w, 31000);
+    assert_liveness(w, "n1", DOWN);
+    assert_state(w, id, RECOVERING);
+    assert_says(event_of(w, id, "node-lost")->text, "did not come back in 30 s after the controller's start");
+    world_free(w);
+}
+
+static void work_on_files_is_derived_again(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    a->answers = false;
+    say_step(w, a, x, 20);
+    say_checkpoint(w, a, x, 20);
+    pump(w);
+    assert_int_equal(a->manifests, 1);
+    assert_int_equal(job_of(w, id)->checkpoint_step, -1);
+    a->answers = true;
+    restarted(w, a);
+    assert_int_equal(a->manifests, 2);
+    assert_int_equal(job_of(w, id)->checkpoint_step, 20);
+    /* An agent that comes back without having answered. */
+    a->answers = false;
+    say_checkpoint(w, a, x, 40);
+    pump(w);
+    disconnect(w, a);
+    a->answers = true;
+    advance(w, 1000);
+    join_world(w, a);
+    advance(w, 6000);
+    assert_int_equal(job_of(w, id)->checkpoint_step, 40);
+    world_free(w);
+}
+
+static void a_full_disk_stops_submits_and_nothing_else(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct arena mem;
+    arena_init(&mem, 1 << 20);
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    w->store->sick = ERR_NOSPACE;
+    assert_int_equal(submit_spec(w, spec_new(&mem), false), 0);
+    assert_int_equal(w->reply_rc, ERR_NOSPACE);
+    say_step(w, a, x, 30);
+    advance(w, 5000);
+    assert_state(w, id, RUNNING);
+    assert_int_equal(x->kills + x->terms, 0);
+    /* The kill of the rest does not wait for the disk; the next attempt does. */
+    say_end_of(w, a, x, 0, (struct end){.signal = 9});
+    advance(w, 10000);
+    assert_int_equal(x->kills, 1);
+    assert_state(w, id, RECOVERING);
+    assert_false(x->end_acked[0]);
+    w->store->sick = 0;
+    pump(w);
+    advance(w, 100);
+    assert_state(w, id, STARTING);
+    assert_true(x->forgotten);
+    arena_free(&mem);
+    world_free(w);
+}
+
+/* ---- random histories ----------------------------------------------------------------------------- */
+
+enum { MAX_JOBS = 24 };
+struct history {
+    struct world *w;
+    int seen_state[MAX_JOBS + 1];
+    int seen_attempts[MAX_JOBS + 1];
+    uint64_t seed;
+};
+
+static uint32_t pick(struct history *h, uint32_t n)
+{
+    h->seed ^= h->seed << 13;
+    h->seed ^= h->seed >> 7;
+    h->seed ^= h->seed << 17;
+    return (uint32_t)((h->seed >> 11) % n);
+}
+
+static void check_invariants(struct history *h)
+{
+    struct world *w = h->w;
+    for (struct job *job = core_next_job(w->core, 0); job; job = core_next_job(w->core, job->id)) {
+        assert_true(job->id <= MAX_JOBS);
+        int was = h->seen_state[job->id];
+        if (was && job_state_terminal((Boost__JobState__Value)(was - 1)))
+            assert_int_equal(job->state, was - 1); /* terminal is final */
+        h->seen_state[job->id] = (int)job->state + 1;
+        assert_true(job->n_attempts >= h->seen_attempts[job->id]); /* attempts only increase */
+        h->seen_attempts[job->id] = job->n_attempts;
+        for (int k = 0; k + 1 < job->n_attempts; k++)
+            assert_true(job->attempts[k]->end_ns != 0); /* one live attempt at most */
+        if (job_state_terminal(job->state))
+            assert_null(job_live_attempt(job));
+        if (job->state == STATE(STARTING) || job->state == STATE(RUNNING))
+            assert_non_null(job_live_attempt(job));
+    }
+    struct arena mem;
+    arena_init(&mem, 4 << 20);
+    Boost__NodesReply *nodes = core_nodes(w->core, &mem);
+    for (size_t i = 0; i < nodes->n_nodes; i++)
+        /* One that has not registered yet counts what the store knows, the ended too. */
+        if (nodes->nodes[i]->liveness != BOOST__NODE_LIVENESS__VALUE__JOINING &&
+            nodes->nodes[i]->devices_busy > nodes->nodes[i]->devices)
+            fail_msg("%s is over-committed: %d of %d, jobs %lld %lld %lld", nodes->nodes[i]->name,
+                     nodes->nodes[i]->devices_busy, nodes->nodes[i]->devices, (long long)nodes->nodes[i]->jobs[0],
+                     (long long)nodes->nodes[i]->jobs[1], (long long)nodes->nodes[i]->jobs[2]);
+    arena_free(&mem);
+    /* What really runs: two attempts of a job only when the older is on a node that was given up. */
+    for (int i = 0; i < w->n_agents; i++) {
+        int busy = 0;
+        for (int k = 0; k < w->agents[i].n_attempts; k++)
+            busy += w->agents[i].attempts[k].alive && !w->agents[i].attempts[k].forgotten
+                        ? w->agents[i].attempts[k].n_ranks
+                        : 0;
+        assert_true(busy <= w->agents[i].slots);
+    }
+    assert_int_equal(core_stats(w->core)->illegal_transitions, 0);
+    assert_int_equal(core_stats(w->core)->protocol_errors, 0);
+}
+
+static struct fake_attempt *any_alive(struct history *h, struct fake_agent **on)
+{
+    struct world *w = h->w;
+    struct fake_agent *a = &w->agents[pick(h, (uint32_t)w->n_agents)];
+    uint32_t start = pick(h, 64);
+    for (int k = 0; k < a->n_attempts; k++) {
+        struct fake_attempt *x = &a->attempts[(start + (uint32_t)k) % (uint32_t)a->n_attempts];
+        if (x->alive && !x->forgotten) {
+            *on = a;
+            return x;
+        }
+    }
+    return NULL;
+}
+
+/* Ranks keep working while their agent is away: what they did is told after it is back. */
+static void something_of_a_rank(struct history *h)
+{
+    struct fake_agent *a;
+    struct fake_attempt *x = any_alive(h, &a);
+    if (!x || !a->connected)
+        return;
+    int i = (int)pick(h, (uint32_t)x->n_ranks);
+    switch (pick(h, 10)) {
+    case 0:
+        say_end_of(h->w, a, x, i, (struct end){.signal = 9, .lost = false});
+        break;
+    case 1:
+        say_end_of(h->w, a, x, i, (struct end){.exit_code = (int)(64 + pick(h, 4) % 3)});
+        break;
+    case 2:
+        say_end_of(h->w, a, x, i, (struct end){.exit_code = 1});
+        break;
+    case 3:
+        for (int r = 0; r < x->n_ranks; r++)
+            if (x->ended[r])
+                return;
+        if (x->step < x->steps) {
+            say_step(h->w, a, x, x->steps);
+            say_finished(h->w, a, x);
+        }
+        break;
+    case 4:
+        say_shard(h->w, a, x, i, x->step + 1, "EIO");
+        break;
+    default: {
+        int64_t step = x->step + 1 + pick(h, 9);
+        if (step >= x->steps)
+            break;
+        say_step(h->w, a, x, step);
+        if (pick(h, 2))
+            say_checkpoint(h->w, a, x, step);
+        say_metrics(h->w, a, x, 0, step, 3.0);
+        break;
+    }
+    }
+}
+
+static void one_thing(struct history *h)
+{
+    struct world *w = h->w;
+    struct fake_agent *a = &w->agents[pick(h, (uint32_t)w->n_agents)];
+    int64_t jobs = core_next_job(w->core, 0) ? w->store->n_jobs : 0;
+    switch (pick(h, 16)) {
+    case 0:
+        if (jobs + 4 < MAX_JOBS) { /* its preflight may take a while */
+            struct arena mem;
+            arena_init(&mem, 1 << 20);
+            (void)submit_spec(w, spec_new(&mem), pick(h, 8) == 0);
+            arena_free(&mem);
+        }
+        break;
+    case 1:
+        if (a->connected)
+            disconnect(w, a);
+        break;
+    case 2:
+        a->obeys_kill = pick(h, 4) != 0;
+        a->obeys_term = pick(h, 3) != 0;
+        break;
+    case 3:
+        if (pick(h, 3) == 0) {
+            controller_restart(w);
+            break;
+        }
+        break;
+    case 4:
+        a->answers = pick(h, 4) != 0;
+        snprintf(a->verify_bad, sizeof a->verify_bad, "%s", pick(h, 3) ? "" : "step-");
+        a->verify_code = pick(h, 2) ? ERR_CORRUPT : ERR_IO;
+        break;
+    case 5:
+        a->beating = pick(h, 3) != 0;
+        break;
+    case 6:
+        if (jobs) {
+            static const Boost__ControlRequest__Verb verbs[] = {CANCEL, HOLD, RELEASE, RELEASE, CHECKPOINT};
+            (void)control(w, verbs[pick(h, 5)], 1 + pick(h, (uint32_t)jobs), pick(h, 2) == 0);
+        }
+        break;
+    case 7:
+        advance(w, (int64_t)pick(h, 20000));
+        break;
+    case 8:
+    case 9:
+        advance(w, (int64_t)pick(h, 1500));
+        break;
+    default:
+        something_of_a_rank(h);
+        break;
+    }
+    for (int i = 0; i < w->n_agents; i++)
+        if (!w->agents[i].connected && pick(h, 3) == 0)
+            join_world(w, &w->agents[i]);
+}
+
+static void a_thousand_histories(void **state)
+{
+    (void)state;
+    const char *only = getenv("CORE_SEED");
+    const char *more = getenv("CORE_SEEDS");
+    int first = only ? (int)strtol(only, NULL, 10) : 0;
+    int count = more ? (int)strtol(more, NULL, 10) : only ? 1 : 1000;
+    for (int seed = first; seed < first + count; seed++) {
+        struct history h = {.w = world_new(), .seed = 0x9E3779B97F4A7C15ULL * (uint64_t)(seed + 1)};
+        struct world *w = h.w;
+        w->seed = h.seed;
+        if (getenv("CORE_TRACE"))
+            fprintf(stderr, "seed %d\n", seed);
+        for (int i = 0; i < 2; i++)
+            join_world(w, agent_add(w, i ? "n2" : "n1", 2 + i * 2));
+        for (int i = 0; i < 60; i++) {
+            one_thing(&h);
+            pump(w);
+            check_invariants(&h);
+        }
+        /* The weather clears: every job that is not held comes to its end. */
+        for (int i = 0; i < w->n_agents; i++) {
+            struct fake_agent *a = &w->agents[i];
+            a->obeys_kill = a->obeys_term = a->answers = a->beating = true;
+            a->verify_bad[0] = 0;
+            if (a->connected)
+                disconnect(w, a);
+            join_world(w, a);
+        }
+        for (int round = 0; round < 400; round++) {
+            bool open = false;
+            advance(w, 2000);
+            for (int i = 0; i < w->n_agents; i++) {
+                struct fake_agent *a = &w->agents[i];
+                for (int k = 0; k < a->n_attempts; k++) {
+                    struct fake_attempt *x = &a->attempts[k];
+                    bool whole = true;
+                    for (int r = 0; r < x->n_ranks; r++)
+                        whole = whole && !x->ended[r];
+                    if (x->alive && !x->forgotten && x->kills && a->obeys_kill)
+                        kill_all(w, a, x);
+                    else if (x->alive && !x->forgotten && whole && x->step < x->steps)
+                        say_finished(w, a, x);
+                }
+            }
+            pump(w);
+            check_invariants(&h);
+            for (struct job *job = core_next_job(w->core, 0); job; job = core_next_job(w->core, job->id))
+                open = open || (!job_state_terminal(job->state) && job->state != STATE(HELD));
+            if (!open)
+                break;
+            if (round == 399)
+                fail_msg("seed %d: a job never ends", seed);
+        }
+        world_free(w);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(silence_makes_suspect_then_down),
+        cmocka_unit_test(a_returning_node_is_fenced_first),
+        cmocka_unit_test(it_recovers_elsewhere_meanwhile),
+        cmocka_unit_test(an_agent_restart_restarts_no_rank),
+        cmocka_unit_test(an_agent_without_the_attempt_has_lost_it),
+        cmocka_unit_test(a_job_given_up_may_still_have_finished),
+        cmocka_unit_test(a_lost_start_is_sent_again),
+        cmocka_unit_test(a_second_agent_of_the_name_is_refused),
+        cmocka_unit_test(it_comes_back_in_every_state),
+        cmocka_unit_test(an_end_is_acknowledged_with_its_effect),
+        cmocka_unit_test(the_grace_after_a_restart),
+        cmocka_unit_test(work_on_files_is_derived_again),
+        cmocka_unit_test(a_full_disk_stops_submits_and_nothing_else),
+        cmocka_unit_test(a_thousand_histories),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
