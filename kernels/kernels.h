@@ -85,6 +85,17 @@ struct adamw {
     double weight_decay; /* of this tensor: 0 for gains */
 };
 
+/* Latents that take in those of the block before: `rows` latents of which this rank has w of r columns, row i being
+ * branch i % branches. With u the sum of both, mean and variance over all r columns of a row:
+ *   xhat = (u - mean) / sqrt(variance + eps),  v = gain * xhat + bias,  z = activation(v).
+ * gain and bias are act [branches, w]; sums [rows, 2] stat = sum of u and of u^2, over the group when w < r. */
+struct crossing {
+    int64_t rows, w, r;
+    int branches;
+    double eps;
+    enum latent_act act;
+};
+
 struct kernels {
     const char *name; /* "cpu-fp32" */
     enum dtype act, stat, grad;
@@ -140,6 +151,21 @@ struct kernels {
     /* dz [T, n] := R * dY with dY = dz * activation'(Y); k[T] stat = (R^2/d) <dY, Y> (R, k NULL: no norm). */
     void (*latent_backward)(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act, const void *Y,
                             const void *R, void *dz, void *k);
+
+    /* ---- crossing latents ---- */
+    /* u = Y + G (+ bias); row i of G is at i * ldg; bias NULL: none. This rank's sums, unless NULL. */
+    void (*cross_sum)(struct kstream *ks, const struct crossing *c, const void *Y, const void *G, int64_t ldg,
+                      const void *bias, void *u, void *sums);
+    void (*cross_forward)(struct kstream *ks, const struct crossing *c, const void *u, const void *sums,
+                          const void *gain, const void *bias, void *z);
+    /* dz := dv = dz * activation'(v); dgain += sum over rows of dv * xhat; dbias += sum over rows of dv (both grad);
+     * back [rows, 2] stat = this rank's sums over the columns of g and of g * xhat, with g = dv * gain. */
+    void (*cross_backward_sums)(struct kstream *ks, const struct crossing *c, const void *u, const void *sums,
+                                const void *gain, const void *bias, void *dz, void *back, void *dgain, void *dbias);
+    /* dv := du = (g - back[0]/r - xhat * back[1]/r) / sqrt(variance + eps); dbias (of cross_sum) grad += sum over
+     * rows of du, unless NULL. */
+    void (*cross_backward)(struct kstream *ks, const struct crossing *c, const void *u, const void *sums,
+                           const void *gain, const void *back, void *dv, void *dbias);
 
     /* ---- attention ---- */
     /* Rotary positions, non-interleaved halves, in place on x [T, heads, e] with row stride ld; the

@@ -11,7 +11,7 @@ _Static_assert(sizeof(struct step_block) <= PLAN_BLOCK_BYTES, "the plan's arena 
 void *engine_buffer(const struct engine *e, enum plan_buffer buffer, int64_t layer)
 {
     const struct plan_place *at = &e->places.at[buffer];
-    return e->arena + at->offset + (e->slot * e->stage.layers + layer - e->stage.layer0) * at->stride;
+    return e->arena + at->offset + (e->slot * at->layers + at->front + layer - e->stage.layer0) * at->stride;
 }
 
 void *act_at(const struct engine *e, const void *base, int64_t elements)
@@ -50,6 +50,16 @@ static struct param *slot_of(struct layer *l, const struct plan_tensor *t)
         return site == SITE_QKV ? &l->norm1 : &l->norm2;
     case ROLE_DOWN:
         return &l->site[site].down;
+    case ROLE_CROSS_GAIN:
+        return &l->site[site].cross_gain;
+    case ROLE_CROSS_BIAS:
+        return &l->site[site].cross_bias;
+    case ROLE_GATE:
+        return &l->site[site].gate;
+    case ROLE_GATE_BIAS:
+        return &l->site[site].gate_bias;
+    case ROLE_GATE_LEFT:
+        return &l->site[site].gate_left;
     default:
         return &l->site[site].up;
     }

@@ -18,6 +18,8 @@ struct param {
 struct site_params {
     struct param down; /* A of the first branch; none in a dense model */
     struct param up;   /* its B, or its W */
+    /* LAX, from the second layer on */
+    struct param cross_gain, cross_bias, gate, gate_bias, gate_left;
 };
 struct layer {
     struct param norm1, norm2;
@@ -90,7 +92,7 @@ struct engine {
     struct step_block *block; /* device */
     void (*watch)(void *arg, const char *doing);
     void *watch_arg;
-    struct {                  /* host ends of the transfers of a step */
+    struct { /* host ends of the transfers of a step */
         double votes[AGREE_BUSY - AGREE_STOP + 1];
         double lr, adam_t;
         struct step_block block;
@@ -156,18 +158,40 @@ void *norm_factor(const struct engine *e, enum plan_site site, int64_t layer);
 
 int bundle_count(const struct engine *e, enum plan_site site);
 struct bundle bundle_at(const struct engine *e, enum plan_site site, int i);
-/* Columns of a bundle's latent; where it begins in a site's buffer, in elements. */
+/* Columns of a bundle's latent. */
 int64_t bundle_columns(const struct engine *e, const struct bundle *b);
-int64_t bundle_offset(const struct engine *e, const struct bundle *b);
+/* Its part of the buffer of its site, of the four that begin with `first`, with `width` columns a branch. */
+void *bundle_part(const struct engine *e, enum plan_buffer first, const struct bundle *b, int64_t layer, int64_t width);
 /* Its A: rows of the site's. */
 struct param bundle_down(const struct engine *e, const struct bundle *b, int64_t layer);
 /* Its part of the site's latents before and behind the activation. */
 void *latent_y(const struct engine *e, const struct bundle *b, int64_t layer);
 void *latent_z(const struct engine *e, const struct bundle *b, int64_t layer);
 /* From complete products to Y = R H (ONLINE) and z. `again`: Y stands, z is to be made. */
-void latent_activate(struct engine *e, const struct bundle *b, int64_t layer, bool again);
+int latent_activate(struct engine *e, const struct bundle *b, int64_t layer, bool again, struct error *err);
 /* dz, complete, becomes dH; with ONLINE BUF_K becomes what the norm's backward wants of this bundle. */
-void latent_gradient(struct engine *e, const struct bundle *b, int64_t layer, void *dz);
+int latent_gradient(struct engine *e, const struct bundle *b, int64_t layer, void *dz, struct error *err);
+enum latent_act latent_activation(const struct engine *e);
+
+/* ---- latent crossing (crossing.c; gate.c) ---- */
+
+/* Whether a block's latents take in those of the block before. */
+bool crosses(const struct engine *e, int64_t layer);
+/* From Y to z, with the z of the block before. */
+int crossing_forward(struct engine *e, const struct bundle *b, int64_t layer, bool again, struct error *err);
+/* dz += what the block behind takes; then dz becomes dY, and BUF_CROSS what this block takes from the one before. */
+int crossing_backward(struct engine *e, const struct bundle *b, int64_t layer, void *dz, struct error *err);
+
+/* What a gate gives: row i (token, branch) of this rank's columns is at i * ld. */
+struct gated {
+    const void *G;
+    int64_t ld;
+};
+/* again: its input is gathered already. */
+int gate_forward(struct engine *e, const struct bundle *b, int64_t layer, bool again, struct gated *out,
+                 struct error *err);
+/* Gradients of the gate's matrices; dp [T, c l] from du. */
+int gate_backward(struct engine *e, const struct bundle *b, int64_t layer, const void *du, void *dp, struct error *err);
 
 /* ---- products (linear.c) ---- */
 

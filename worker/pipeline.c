@@ -17,6 +17,54 @@ struct work pipeline_work(int64_t stages, int64_t stage, int64_t n, int64_t k)
     return k % 2 ? (struct work){WORK_BACKWARD, k / 2} : (struct work){WORK_FORWARD, ahead + k / 2};
 }
 
+/* What crosses a border: the residual stream, and with LAX the latents of all sites. */
+struct border {
+    struct comm_segment segments[1 + SITE_COUNT];
+    int n;
+};
+
+static void add_segment(const struct engine *e, struct border *b, void *data, int64_t columns)
+{
+    b->segments[b->n++] = (struct comm_segment){data, e->plan->T * columns, e->k->act};
+}
+
+static void add_latents(struct engine *e, struct border *b, enum plan_buffer first, int64_t layer)
+{
+    for (enum plan_site site = 0; site < SITE_COUNT && e->plan->lax; site++)
+        add_segment(e, b, engine_buffer(e, first + site, layer), plan_branches(site).count * e->w.latent);
+}
+
+/* Residual and latents behind the last block; those in front of the first. */
+static void forward_out(struct engine *e, struct border *b)
+{
+    add_segment(e, b, engine_buffer(e, BUF_XF, 0), e->w.x);
+    add_latents(e, b, BUF_Z_QKV, e->stage.layer0 + e->stage.layers - 1);
+}
+
+static void forward_in(struct engine *e, struct border *b)
+{
+    add_segment(e, b, engine_buffer(e, BUF_X1, e->stage.layer0), e->w.x);
+    add_latents(e, b, BUF_Z_QKV, e->stage.layer0 - 1);
+}
+
+/* Their gradients. What comes in waits apart: at the same time what this stage made goes out. */
+static void backward_out(struct engine *e, struct border *b)
+{
+    add_segment(e, b, engine_buffer(e, BUF_DX, 0), e->w.x);
+    add_latents(e, b, BUF_CROSS_QKV, 0);
+}
+
+static void backward_in(struct engine *e, struct border *b)
+{
+    char *at = engine_buffer(e, BUF_CROSS_IN, 0);
+    add_segment(e, b, engine_buffer(e, BUF_DX_IN, 0), e->w.x);
+    for (enum plan_site site = 0; site < SITE_COUNT && e->plan->lax; site++) {
+        int64_t columns = plan_branches(site).count * e->w.latent;
+        add_segment(e, b, at, columns);
+        at = act_at(e, at, e->plan->T * columns);
+    }
+}
+
 /* In a full pipeline the backward that comes next is of a micro-batch stages - stage - 1 behind the last forward. */
 bool pipeline_depends(int64_t stages, int64_t stage, struct work done, struct work next)
 {
@@ -26,41 +74,36 @@ bool pipeline_depends(int64_t stages, int64_t stage, struct work done, struct wo
 int pipeline_exchange(struct engine *e, struct work done, struct work next, enum comm_pass pass, struct error *err)
 {
     int stage = e->stage.index;
-    struct comm_segment out = {.count = plan_boundary_elements(e->plan), .dtype = e->k->act}, in = out;
-    struct comm_message send = {.segments = &out, .n = 1}, recv = {.segments = &in, .n = 1};
-    bool sends = false, receives = false;
+    struct border out = {.n = 0}, in = {.n = 0};
+    struct comm_message send = {.segments = out.segments}, recv = {.segments = in.segments};
     if (done.kind == WORK_FORWARD && !e->stage.last) {
-        sends = true;
+        forward_out(e, &out);
         send.peer = stage + 1;
         send.pass = pass;
-        out.data = engine_buffer(e, BUF_XF, 0);
     } else if (done.kind == WORK_BACKWARD && !e->stage.first) {
-        sends = true;
+        backward_out(e, &out);
         send.peer = stage - 1;
         send.pass = PASS_BACKWARD;
-        out.data = engine_buffer(e, BUF_DX, 0);
     }
     e->slot = next.micro % e->stage.slots;
     if (next.kind == WORK_FORWARD && !e->stage.first) {
-        receives = true;
+        forward_in(e, &in);
         recv.peer = stage - 1;
         recv.pass = pass;
-        in.data = engine_buffer(e, BUF_X1, e->stage.layer0);
     } else if (next.kind == WORK_BACKWARD && !e->stage.last) {
-        receives = true;
+        backward_in(e, &in);
         recv.peer = stage + 1;
         recv.pass = PASS_BACKWARD;
-        in.data = engine_buffer(e, BUF_DX_IN, 0);
     }
-    const struct comm_message *out_first = sends ? &send : NULL;
+    send.n = out.n;
+    recv.n = in.n;
+    const struct comm_message *give = out.n ? &send : NULL, *take = in.n ? &recv : NULL;
     int rc = ERR_OK;
     if (pipeline_depends(e->plan->pp, stage, done, next)) {
-        rc = comm_exchange(&e->comms->pp, e->ks, out_first, NULL, "stage border", err);
-        out_first = NULL;
+        rc = comm_exchange(&e->comms->pp, e->ks, give, NULL, "stage border", err);
+        give = NULL;
     }
-    if (!rc)
-        rc = comm_exchange(&e->comms->pp, e->ks, out_first, receives ? &recv : NULL, "stage border", err);
-    return rc;
+    return rc ? rc : comm_exchange(&e->comms->pp, e->ks, give, take, "stage border", err);
 }
 
 void pipeline_hand_on(struct engine *e)
@@ -73,6 +116,9 @@ void pipeline_hand_on(struct engine *e)
 
 void pipeline_take_over(struct engine *e)
 {
-    e->k->cast(e->ks, e->k->act, engine_buffer(e, BUF_DX, 0), e->k->act, engine_buffer(e, BUF_DX_IN, 0),
-               plan_boundary_elements(e->plan));
+    struct border in = {.n = 0}, to = {.n = 0};
+    backward_in(e, &in);
+    backward_out(e, &to);
+    for (int i = 0; i < in.n; i++)
+        e->k->cast(e->ks, e->k->act, to.segments[i].data, e->k->act, in.segments[i].data, in.segments[i].count);
 }

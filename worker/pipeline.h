@@ -27,13 +27,13 @@ struct work pipeline_work(int64_t stages, int64_t stage, int64_t n, int64_t k);
 bool pipeline_depends(int64_t stages, int64_t stage, struct work done, struct work next);
 
 /* Between two works of this stage, as one call (two where pipeline_depends()): hands on what `done` made and takes in
- * what `next` needs (the residual goes forward, its gradient back). pass: PASS_FORWARD, or PASS_EVAL for a forward
- * alone. */
+ * what `next` needs (the residual and, with LAX, the latents go forward, their gradients back). pass: PASS_FORWARD, or
+ * PASS_EVAL for a forward alone. */
 MUST_USE int pipeline_exchange(struct engine *e, struct work done, struct work next, enum comm_pass pass,
                                struct error *err);
-/* The residual behind this stage's last block, for the next stage. */
+/* The residual behind this stage's last block, for the next stage (the latents lie where their block put them). */
 void pipeline_hand_on(struct engine *e);
-/* The gradient that came from the next stage becomes that of the residual. */
+/* What came from the next stage becomes the gradient of the last block's output. */
 void pipeline_take_over(struct engine *e);
 
 #endif

@@ -41,7 +41,9 @@ static int latent(struct engine *e, enum plan_site site, int64_t layer, const vo
     }
     for (int i = 0; i < bundles; i++) {
         struct bundle b = bundle_at(e, site, i);
-        latent_activate(e, &b, layer, again);
+        int rc = latent_activate(e, &b, layer, again, err);
+        if (rc)
+            return rc;
     }
     return ERR_OK;
 }
@@ -89,9 +91,10 @@ static int backward(struct engine *e, const struct bundle *b, int64_t layer, con
     struct param a = bundle_down(e, b, layer);
     fan_backward(e, &up.fan, &up.b, latent_z(e, b, layer), act_at(e, dy, up.y), dz);
     int rc = reduce_act(e, dz, e->plan->T * columns, gradients[b->site], err);
+    if (!rc)
+        rc = latent_gradient(e, b, layer, dz, err);
     if (rc)
         return rc;
-    latent_gradient(e, b, layer, dz);
     down_backward(e, columns, e->w.in[b->site], 1, &a, x, dz, dx);
     return ERR_OK;
 }

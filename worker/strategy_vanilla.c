@@ -49,7 +49,9 @@ static int latent(struct engine *e, enum plan_site site, int64_t layer, const vo
         if (!again)
             down_forward(e, bundle_columns(e, &b), e->w.in[site], &a, whole_input(e, site, layer, x),
                          latent_y(e, &b, layer));
-        latent_activate(e, &b, layer, again);
+        int rc = latent_activate(e, &b, layer, again, err);
+        if (rc)
+            return rc;
     }
     return ERR_OK;
 }
@@ -135,7 +137,9 @@ static int backward(struct engine *e, const struct bundle *b, int64_t layer, con
         if (rc)
             return rc;
     }
-    latent_gradient(e, b, layer, dz);
+    int rc = latent_gradient(e, b, layer, dz, err);
+    if (rc)
+        return rc;
     int parts = parts_in(e, b->site);
     void *out = parts > 1 ? engine_buffer(e, BUF_EXCHANGE, 0) : dx;
     down_backward(e, columns, in, parts, &a, whole_input(e, b->site, layer, x), dz, out);

@@ -29,6 +29,15 @@ void fp64_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, e
 void fp64_row_dot(struct kstream *ks, int64_t T, int64_t w, const void *a, const void *b, void *out);
 void fp64_norm_k(struct kstream *ks, int64_t T, int64_t d, const void *R, const void *c, void *k);
 
+void fp64_cross_sum(struct kstream *ks, const struct crossing *c, const void *Y, const void *G, int64_t ldg,
+                    const void *bias, void *u, void *sums);
+void fp64_cross_forward(struct kstream *ks, const struct crossing *c, const void *u, const void *sums, const void *gain,
+                        const void *bias, void *z);
+void fp64_cross_backward_sums(struct kstream *ks, const struct crossing *c, const void *u, const void *sums,
+                              const void *gain, const void *bias, void *dz, void *back, void *dgain, void *dbias);
+void fp64_cross_backward(struct kstream *ks, const struct crossing *c, const void *u, const void *sums,
+                         const void *gain, const void *back, void *dv, void *dbias);
+
 void fp64_rope(struct kstream *ks, int64_t T, int64_t s, int64_t heads, int64_t e, int64_t ld, double theta,
                bool inverse, void *x);
 size_t fp64_attention_workspace(const struct attention *a, bool backward);

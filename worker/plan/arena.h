@@ -30,6 +30,18 @@ enum plan_buffer {
     BUF_Z_O,
     BUF_Z_GU,
     BUF_Z_DOWN,
+    BUF_U_QKV, /* LAX: the sums of two latents, [T, c l]; P, SUM and CROSS likewise by site */
+    BUF_U_O,
+    BUF_U_GU,
+    BUF_U_DOWN,
+    BUF_P_QKV, /* [T, c r] latents of the block before, gathered for a gate; absent where they are whole */
+    BUF_P_O,
+    BUF_P_GU,
+    BUF_P_DOWN,
+    BUF_SUM_QKV, /* [T, c, 2] stat: sum of u, of u^2 */
+    BUF_SUM_O,
+    BUF_SUM_GU,
+    BUF_SUM_DOWN,
     BUF_QKV,      /* [T, q], [T, kv], [T, kv] after rotary positions */
     BUF_CTX,      /* [T, q] */
     BUF_CTX_FULL, /* [T, d] of all heads; absent where o takes this rank's heads */
@@ -37,15 +49,24 @@ enum plan_buffer {
     BUF_GU,       /* [2, T, mlp] gate, up */
     BUF_PROD,     /* [T, mlp] */
     /* scratch of a block */
-    BUF_Y,        /* [T, x] what a block adds to the residual */
-    BUF_DX,       /* [T, x] gradient of the residual */
-    BUF_DX_IN,    /* [T, x] the same as it comes from the next stage; absent on the last */
-    BUF_DN,       /* [T, x] gradient of a norm's output */
-    BUF_DBRANCH,  /* [T, x] likewise of one branch; absent where branches go together */
-    BUF_DINNER,   /* [T, max(q, mlp)] gradient of ctx, of the product */
-    BUF_DOUTER,   /* [T, max(q + 2kv, 2mlp)] gradients of q, k, v; of gate, up */
-    BUF_DLATENT,  /* [T, 3l] */
-    BUF_K,        /* [T] stat */
+    BUF_Y,         /* [T, x] what a block adds to the residual */
+    BUF_DX,        /* [T, x] gradient of the residual */
+    BUF_DX_IN,     /* [T, x] the same as it comes from the next stage; absent on the last */
+    BUF_CROSS_IN,  /* LAX: [T, 7l] what the next stage adds to dz, of all sites; absent on the last stage */
+    BUF_DN,        /* [T, x] gradient of a norm's output */
+    BUF_DBRANCH,   /* [T, x] likewise of one branch; absent where branches go together */
+    BUF_DINNER,    /* [T, max(q, mlp)] gradient of ctx, of the product */
+    BUF_DOUTER,    /* [T, max(q + 2kv, 2mlp)] gradients of q, k, v; of gate, up */
+    BUF_DLATENT,   /* [T, 3l] */
+    BUF_K,         /* [T] stat */
+    BUF_CROSS_QKV, /* LAX: [T, c l] what the block behind adds to dz */
+    BUF_CROSS_O,
+    BUF_CROSS_GU,
+    BUF_CROSS_DOWN,
+    BUF_BACK,     /* LAX: [T, 3, 2] stat sums of a LayerNorm's backward */
+    BUF_GATE,     /* LAX: [T, 3r] a gate's output, or the gradient of its input */
+    BUF_PARTS,    /* LAX: [t, T, 3l] latents on their way; absent where they are whole */
+    BUF_TENSOR,   /* LAX: [3, T, r] of a TENSOR gate: input, between, output */
     BUF_EXCHANGE, /* [t, T, d/t] hidden shards on their way; absent where none travel */
     BUF_ATTENTION,
     BUF_BLOCK,   /* struct step_block, PLAN_BLOCK_BYTES */
@@ -68,6 +89,8 @@ enum { PLAN_ALIGN = 256, PLAN_BLOCK_BYTES = 256 };
 struct plan_place {
     enum plan_memory_category category;
     int64_t bytes;  /* of one; 0 = absent */
+    int64_t layers; /* copies of a micro-batch: layers of the stage and those in front of it that are kept too; or 1 */
+    int64_t front;  /* of these in front of the stage: what the stage before hands on */
     int64_t copies; /* layers * micro-batches under way, or 1 */
     int64_t offset; /* of the first, a multiple of PLAN_ALIGN */
     int64_t stride; /* from layer to layer, and from a micro-batch's last to the next one's first; 0: one for all */

@@ -9,9 +9,7 @@
 #include "worker/plan/internal.h"
 
 #define BIT(v) (INT64_C(1) << (v))
-#define F(v)   BIT(BOOST__FACTORIZATION__VALUE__##v)
 
-static const char lax[] = "latent crossing";
 static const char cluster[] = "jobs over several nodes";
 static const char masking[] = "document masks";
 static const char notices[] = "notifications";
@@ -21,7 +19,7 @@ const struct built_rule built_rules[] = {
     {"spec_version", BUILT_ANY, 0, NULL},
     {"name", BUILT_ANY, 0, NULL},
 
-    {"model.factorization", BUILT_VALUES, F(FULL_RANK) | F(SVD) | F(COLA), lax},
+    {"model.factorization", BUILT_ANY, 0, NULL},
     {"model.hidden", BUILT_ANY, 0, NULL},
     {"model.layers", BUILT_ANY, 0, NULL},
     {"model.heads", BUILT_ANY, 0, NULL},
@@ -33,8 +31,8 @@ const struct built_rule built_rules[] = {
     {"model.norm_eps", BUILT_ANY, 0, NULL},
     {"model.tie_embeddings", BUILT_ANY, 0, NULL},
     {"model.mlp_activation", BUILT_ANY, 0, NULL},
-    {"model.lax_base", BUILT_ABSENT, 0, lax},
-    {"model.lax_gate", BUILT_ABSENT, 0, lax},
+    {"model.lax_base", BUILT_ANY, 0, NULL},
+    {"model.lax_gate", BUILT_ANY, 0, NULL},
 
     {"parallel.strategy", BUILT_ANY, 0, NULL},
     {"parallel.tp", BUILT_ANY, 0, NULL},

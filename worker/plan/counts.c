@@ -91,6 +91,20 @@ static int64_t qkv_width(const struct plan *p)
     return p->d + 2 * p->hk * p->e;
 }
 
+/* LAX, from the second layer on: the latents are cut, so their LayerNorms' sums are reduced, and the gates' inputs
+ * gathered. */
+static void vanilla_crossing(const struct tally *y, int gate_kind)
+{
+    const struct plan *p = y->p;
+    int64_t calls = p->grouped ? SITE_COUNT : PROJ_COUNT;
+    int64_t layers = y->stage->layers - y->stage->first;
+    if (!p->lax)
+        return;
+    call(y, PLAN_ALL_REDUCE, layers, calls, PROJ_COUNT * 2 * p->T);
+    if (p->lax_gate != BOOST__LAX_GATE__VALUE__IDENTITY)
+        call(y, gate_kind, layers, calls, PROJ_COUNT * p->T * p->r);
+}
+
 static void vanilla_forward(const struct tally *y)
 {
     const struct plan *p = y->p;
@@ -102,6 +116,7 @@ static void vanilla_forward(const struct tally *y)
         call(y, PLAN_ALL_GATHER, L, 1, T * d);
     }
     call(y, PLAN_ALL_REDUCE, L, 4, T * (2 * d + 2 * f)); /* o, gate, up, down */
+    vanilla_crossing(y, PLAN_ALL_GATHER);
     replicated_edge(y, y->stage->first);
     loss(y);
 }
@@ -119,6 +134,10 @@ static void vanilla_backward(const struct tally *y)
     /* In front of q k v, of gate up, of down: once for branches that share an A. */
     int64_t qkv = p->grouped ? 1 : 3, gu = p->grouped ? 1 : 2;
     call(y, PLAN_ALL_REDUCE, L, qkv + gu + 1, T * (qkv * d + gu * d + f));
+    /* A LINEAR gate's input gradient is a sum over ranks; TENSOR's two matrices are whole on every rank, and
+     * so that their gradients are too, what is gathered is the gradient of its output. */
+    bool tensor = p->lax_gate == BOOST__LAX_GATE__VALUE__TENSOR;
+    vanilla_crossing(y, tensor ? PLAN_ALL_GATHER : PLAN_REDUCE_SCATTER);
     replicated_edge(y, y->stage->last);
 }
 

@@ -44,7 +44,7 @@ struct sizing {
 
 static void put(struct sizing *z, enum plan_buffer buffer, enum plan_memory_category category, int64_t bytes)
 {
-    z->arena->at[buffer] = (struct plan_place){.category = category, .bytes = bytes, .copies = 1};
+    z->arena->at[buffer] = (struct plan_place){.category = category, .bytes = bytes, .layers = 1, .copies = 1};
 }
 
 /* Until when a buffer of a block must be kept for its backward. */
@@ -63,7 +63,10 @@ static void put_saved(struct sizing *z, enum plan_buffer buffer, enum keep keep,
     };
     bool kept = keep <= last_kept[z->p->recompute];
     put(z, buffer, kept ? MEM_SAVED : MEM_SCRATCH, bytes);
-    z->arena->at[buffer].copies = kept ? mul(z->stage.layers, z->stage.slots) : 1;
+    if (!kept)
+        return;
+    z->arena->at[buffer].layers = z->stage.layers;
+    z->arena->at[buffer].copies = mul(z->stage.layers, z->stage.slots);
 }
 
 /* n columns of T rows. */
@@ -106,11 +109,44 @@ static void size_latents(struct sizing *z)
         bool normed = site == SITE_QKV || site == SITE_GU;
         int64_t columns = plan_branches(site).count * z->w.latent;
         int64_t latent = rows_of(z, columns, z->b->act);
-        bool has_z = p->latent_silu; /* a latent without activation is its own z */
+        bool has_z = p->latent_silu || p->lax; /* else a latent is its own z */
         put_saved(z, BUF_H_QKV + site, KEEP_LATENT,
                   normed && S ? add(plan_statistic_offset(p, z->b, columns), S) : latent);
-        put_saved(z, BUF_Z_QKV + site, KEEP_REST, has_z ? latent : 0);
+        put_saved(z, BUF_Z_QKV + site, p->lax ? KEEP_BLOCK : KEEP_REST, has_z ? latent : 0);
     }
+}
+
+/* One copy more, of the layer in front of the stage. */
+static void put_front(struct sizing *z, enum plan_buffer buffer)
+{
+    struct plan_place *at = &z->arena->at[buffer];
+    at->front = 1;
+    at->layers = z->stage.layers + 1;
+    at->copies = mul(at->layers, z->stage.slots);
+}
+
+/* A block's latents take in those of the block before, and its backward wants both. */
+static void size_crossing(struct sizing *z)
+{
+    const struct plan *p = z->p;
+    int64_t l = z->w.latent, branches = 0;
+    bool tensor = p->lax_gate == BOOST__LAX_GATE__VALUE__TENSOR;
+    bool gate = tensor || p->lax_gate == BOOST__LAX_GATE__VALUE__LINEAR, gathers = gate && l < p->r;
+    for (enum plan_site site = 0; site < SITE_COUNT; site++) {
+        int64_t c = plan_branches(site).count;
+        branches = larger(branches, c);
+        put_saved(z, BUF_U_QKV + site, KEEP_REST, rows_of(z, c * l, z->b->act));
+        put_saved(z, BUF_P_QKV + site, KEEP_LATENT, gathers ? rows_of(z, c * p->r, z->b->act) : 0);
+        put_saved(z, BUF_SUM_QKV + site, KEEP_LATENT, rows_of(z, 2 * c, z->b->stat));
+        put(z, BUF_CROSS_QKV + site, MEM_SCRATCH, rows_of(z, c * l, z->b->act));
+        if (!z->stage.first)
+            put_front(z, BUF_Z_QKV + site);
+    }
+    put(z, BUF_CROSS_IN, MEM_SCRATCH, z->stage.last ? 0 : rows_of(z, PROJ_COUNT * l, z->b->act));
+    put(z, BUF_BACK, MEM_SCRATCH, rows_of(z, 2 * branches, z->b->stat));
+    put(z, BUF_GATE, MEM_SCRATCH, gate ? rows_of(z, branches * p->r, z->b->act) : 0);
+    put(z, BUF_PARTS, MEM_SCRATCH, gathers ? rows_of(z, branches * p->r, z->b->act) : 0);
+    put(z, BUF_TENSOR, MEM_SCRATCH, tensor ? rows_of(z, 3 * p->r, z->b->act) : 0);
 }
 
 static void size_inner(struct sizing *z)
@@ -175,6 +211,8 @@ void plan_arena(const struct plan *p, int stage, const struct plan_backend *b, s
     size_parameters(&z);
     size_stream(&z);
     size_latents(&z);
+    if (p->lax)
+        size_crossing(&z);
     size_inner(&z);
     size_scratch(&z);
     size_edges(&z);

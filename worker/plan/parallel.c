@@ -178,10 +178,11 @@ int64_t plan_boundary_elements(const struct plan *p)
 {
     struct plan_widths w;
     plan_widths(p, &w);
-    return p->T * w.x;
+    return p->T * (w.x + (p->lax ? PROJ_COUNT * w.latent : 0));
 }
 
-/* What crosses the borders of a stage: the residual stream, Td (BTP Td/t) a micro-batch each way. */
+/* What crosses the borders of a stage: the residual stream, Td (BTP Td/t) a micro-batch each way, and with LAX the
+ * latents, 7Tr. */
 static void pipeline_counts(const struct plan *p, const struct plan_stage *stage, struct plan_comm_counts *out)
 {
     int64_t n = p->accumulation, elements = plan_boundary_elements(p);

@@ -10,39 +10,39 @@
 /* Canonical order within a layer. */
 struct entry {
     enum plan_role role;
-    int projection;
-    const char *name;
+    enum plan_projection projection;
+    const char *suffix;  /* behind the projection's name; a gain's name */
     bool first_of_group; /* starts on an aligned offset; the rest of a group follows without a gap */
 };
 /* clang-format off */
 static const struct entry low_rank_entries[] = {
     {ROLE_GAIN, PROJ_Q, "norm1", true},
-    {ROLE_DOWN, PROJ_Q, "q.A", true},
-    {ROLE_DOWN, PROJ_K, "k.A", false},
-    {ROLE_DOWN, PROJ_V, "v.A", false},
-    {ROLE_UP, PROJ_Q, "q.B", true},
-    {ROLE_UP, PROJ_K, "k.B", false},
-    {ROLE_UP, PROJ_V, "v.B", false},
-    {ROLE_DOWN, PROJ_O, "o.A", true},
-    {ROLE_UP, PROJ_O, "o.B", true},
+    {ROLE_DOWN, PROJ_Q, "A", true},
+    {ROLE_DOWN, PROJ_K, "A", false},
+    {ROLE_DOWN, PROJ_V, "A", false},
+    {ROLE_UP, PROJ_Q, "B", true},
+    {ROLE_UP, PROJ_K, "B", false},
+    {ROLE_UP, PROJ_V, "B", false},
+    {ROLE_DOWN, PROJ_O, "A", true},
+    {ROLE_UP, PROJ_O, "B", true},
     {ROLE_GAIN, PROJ_GATE, "norm2", true},
-    {ROLE_DOWN, PROJ_GATE, "gate.A", true},
-    {ROLE_DOWN, PROJ_UP, "up.A", false},
-    {ROLE_UP, PROJ_GATE, "gate.B", true},
-    {ROLE_UP, PROJ_UP, "up.B", false},
-    {ROLE_DOWN, PROJ_DOWN, "down.A", true},
-    {ROLE_UP, PROJ_DOWN, "down.B", true},
+    {ROLE_DOWN, PROJ_GATE, "A", true},
+    {ROLE_DOWN, PROJ_UP, "A", false},
+    {ROLE_UP, PROJ_GATE, "B", true},
+    {ROLE_UP, PROJ_UP, "B", false},
+    {ROLE_DOWN, PROJ_DOWN, "A", true},
+    {ROLE_UP, PROJ_DOWN, "B", true},
 };
 static const struct entry full_rank_entries[] = {
     {ROLE_GAIN, PROJ_Q, "norm1", true},
-    {ROLE_DENSE, PROJ_Q, "q.W", true},
-    {ROLE_DENSE, PROJ_K, "k.W", false},
-    {ROLE_DENSE, PROJ_V, "v.W", false},
-    {ROLE_DENSE, PROJ_O, "o.W", true},
+    {ROLE_DENSE, PROJ_Q, "W", true},
+    {ROLE_DENSE, PROJ_K, "W", false},
+    {ROLE_DENSE, PROJ_V, "W", false},
+    {ROLE_DENSE, PROJ_O, "W", true},
     {ROLE_GAIN, PROJ_GATE, "norm2", true},
-    {ROLE_DENSE, PROJ_GATE, "gate.W", true},
-    {ROLE_DENSE, PROJ_UP, "up.W", false},
-    {ROLE_DENSE, PROJ_DOWN, "down.W", true},
+    {ROLE_DENSE, PROJ_GATE, "W", true},
+    {ROLE_DENSE, PROJ_UP, "W", false},
+    {ROLE_DENSE, PROJ_DOWN, "W", true},
 };
 /* clang-format on */
 enum {
@@ -50,23 +50,59 @@ enum {
     FULL_RANK_ENTRIES = sizeof full_rank_entries / sizeof full_rank_entries[0]
 };
 
-/* Of embedding, head and dense layers. */
-static const double plain_std = 0.02;
+/* What LAX adds to a layer that has one before it, each for all seven projections. */
+enum { CROSSING_KINDS = 4 };
+static const struct {
+    enum plan_role role;
+    const char *suffix;
+} crossing_kinds[][CROSSING_KINDS] = {
+    [BOOST__LAX_GATE__VALUE__IDENTITY] = {{ROLE_CROSS_GAIN, "cross.gain"}, {ROLE_CROSS_BIAS, "cross.bias"}},
+    [BOOST__LAX_GATE__VALUE__LINEAR] = {{ROLE_CROSS_GAIN, "cross.gain"},
+                                        {ROLE_CROSS_BIAS, "cross.bias"},
+                                        {ROLE_GATE, "cross.W"},
+                                        {ROLE_GATE_BIAS, "cross.b"}},
+    [BOOST__LAX_GATE__VALUE__TENSOR] = {{ROLE_CROSS_GAIN, "cross.gain"},
+                                        {ROLE_CROSS_BIAS, "cross.bias"},
+                                        {ROLE_GATE, "cross.right"},
+                                        {ROLE_GATE_LEFT, "cross.left"}},
+};
 
 static bool full_rank(const struct plan *p)
 {
     return p->factorization == BOOST__FACTORIZATION__VALUE__FULL_RANK;
 }
 
-static int64_t layer_entries(const struct plan *p)
+static int64_t layer_entries(const struct plan *p, int64_t layer)
 {
-    return full_rank(p) ? FULL_RANK_ENTRIES : LOW_RANK_ENTRIES;
+    int64_t kinds = 0;
+    while (p->lax && layer > 0 && kinds < CROSSING_KINDS && crossing_kinds[p->lax_gate][kinds].suffix)
+        kinds++;
+    return (full_rank(p) ? FULL_RANK_ENTRIES : LOW_RANK_ENTRIES) + kinds * PROJ_COUNT;
 }
 
 static struct entry entry_at(const struct plan *p, int64_t i)
 {
-    return full_rank(p) ? full_rank_entries[i] : low_rank_entries[i];
+    if (full_rank(p))
+        return full_rank_entries[i];
+    if (i < LOW_RANK_ENTRIES)
+        return low_rank_entries[i];
+    enum plan_projection j = (i - LOW_RANK_ENTRIES) % PROJ_COUNT;
+    int64_t kind = (i - LOW_RANK_ENTRIES) / PROJ_COUNT;
+    return (struct entry){crossing_kinds[p->lax_gate][kind].role, j, crossing_kinds[p->lax_gate][kind].suffix,
+                          plan_branches(plan_site_of(j)).first == j};
 }
+
+void plan_gate_shape(int64_t r, int64_t *m, int64_t *n)
+{
+    *m = 1;
+    for (int64_t i = 2; i * i <= r; i++)
+        if (r % i == 0)
+            *m = i;
+    *n = r / *m;
+}
+
+/* Of embedding, head and dense layers. */
+static const double plain_std = 0.02;
 
 /* The part of [0, valid) in block `rank` of `parts` equal blocks of `padded`. */
 static void vocabulary_rows(const struct plan *p, int tp_rank, struct plan_tensor *t)
@@ -127,6 +163,7 @@ static void gain_at(const struct plan *p, int tp_rank, struct plan_tensor *t)
     struct plan_widths w;
     plan_widths(p, &w);
     t->role = ROLE_GAIN;
+    t->init = INIT_ONE;
     slice(t, tp_rank, 1, p->d, 1, w.x);
 }
 
@@ -151,23 +188,63 @@ static void projection_at(const struct plan *p, int tp_rank, const struct entry 
         slice(t, tp_rank, out, p->r, local_out, w.latent);
 }
 
-/* Tensors of a layer's entries stand behind the embedding, layer by layer. */
+/* Uniform within 1/sqrt(n), n the inputs of a gate: the usual start of a linear layer (He and others' rule with
+ * negative slope sqrt(5)). */
+static void gate_at(int tp_rank, int64_t rows, int64_t n, int64_t nrows, struct plan_tensor *t)
+{
+    t->init = INIT_UNIFORM;
+    t->init_std = 1 / sqrt(3 * (double)n);
+    slice(t, tp_rank, rows, n, nrows, n);
+}
+
+static void crossing_at(const struct plan *p, int tp_rank, const struct entry *entry, struct plan_tensor *t)
+{
+    struct plan_widths w;
+    int64_t m, n;
+    plan_widths(p, &w);
+    plan_gate_shape(p->r, &m, &n);
+    t->role = entry->role;
+    if (entry->role == ROLE_GATE_LEFT) {
+        gate_at(tp_rank, m, m, m, t);
+    } else if (entry->role == ROLE_GATE && p->lax_gate == BOOST__LAX_GATE__VALUE__TENSOR) {
+        gate_at(tp_rank, n, n, n, t);
+    } else if (entry->role == ROLE_GATE) {
+        gate_at(tp_rank, p->r, p->r, w.latent, t);
+    } else {
+        t->init = entry->role == ROLE_CROSS_GAIN ? INIT_ONE : INIT_ZERO;
+        slice(t, tp_rank, 1, p->r, 1, w.latent);
+    }
+}
+
+/* Tensors of a layer's entries stand behind the embedding, layer by layer; all but the first are alike. */
 static int64_t first_of_layer(const struct plan *p, int64_t layer)
 {
-    return 1 + layer * layer_entries(p);
+    return layer == 0 ? 1 : 1 + layer_entries(p, 0) + (layer - 1) * layer_entries(p, 1);
+}
+
+static int64_t layer_of(const struct plan *p, int64_t i)
+{
+    int64_t second = first_of_layer(p, 1);
+    return i < second ? 0 : 1 + (i - second) / layer_entries(p, 1);
 }
 
 static void layer_tensor(const struct plan *p, int tp_rank, int64_t i, struct plan_tensor *t, bool *first_of_group)
 {
-    int64_t layer = (i - 1) / layer_entries(p);
+    static const char *const names[PROJ_COUNT] = {"q", "k", "v", "o", "gate", "up", "down"};
+    int64_t layer = layer_of(p, i);
     struct entry entry = entry_at(p, i - first_of_layer(p, layer));
     if (entry.role == ROLE_GAIN)
         gain_at(p, tp_rank, t);
+    else if (entry.role >= ROLE_CROSS_GAIN)
+        crossing_at(p, tp_rank, &entry, t);
     else
         projection_at(p, tp_rank, &entry, t);
     t->layer = (int)layer;
-    t->projection = entry.projection;
-    snprintf(t->name, sizeof t->name, "layers.%lld.%s", (long long)layer, entry.name);
+    t->projection = (int)entry.projection;
+    if (entry.role == ROLE_GAIN)
+        snprintf(t->name, sizeof t->name, "layers.%lld.%s", (long long)layer, entry.suffix);
+    else
+        snprintf(t->name, sizeof t->name, "layers.%lld.%s.%s", (long long)layer, names[entry.projection], entry.suffix);
     *first_of_group = entry.first_of_group;
 }
 
@@ -192,7 +269,7 @@ static void describe(const struct plan *p, int rank, int64_t i, struct plan_tens
     bool edge = t->role == ROLE_EMBEDDING || t->role == ROLE_HEAD;
     if (edge)
         t->init_std = plain_std;
-    t->decay = edge ? p->decay_embeddings : t->role != ROLE_GAIN;
+    t->decay = edge ? p->decay_embeddings : t->rows > 1; /* gains and biases never */
     /* A slice has one owner; of a tensor that all ranks hold whole it is the first. */
     t->counted = tp_rank == 0 || t->nrows < t->rows || t->ncols < t->cols;
 }
@@ -221,11 +298,12 @@ static int64_t layer_elements(const struct plan *p, int64_t layer)
     return round_up(advance(p, first_of_layer(p, layer), first_of_layer(p, layer + 1), 0), plan_unit_align(p));
 }
 
-/* Elements in front of a layer; all layers are alike, so only one of them is walked. */
+/* Elements in front of a layer; all but the first are alike, so only one of them is walked. */
 static int64_t layer_offset(const struct plan *p, int64_t layer)
 {
     int64_t layers_at = round_up(advance(p, 0, 1, 0), plan_unit_align(p));
-    return layers_at + layer * layer_elements(p, 0);
+    int64_t first = layer > 0 ? layer_elements(p, 0) : 0, others = layer > 1 ? layer_elements(p, 1) : 0;
+    return layers_at + first + (layer - 1) * others;
 }
 
 /* Where tensor number i begins; for i = plan_tensor_count() where all end. */
@@ -237,7 +315,7 @@ static int64_t offset_of(const struct plan *p, int64_t i)
     if (i >= behind_layers)
         return round_up(advance(p, behind_layers, i, layer_offset(p, p->L)),
                         i == plan_tensor_count(p) ? plan_unit_align(p) : PLAN_ELEMENT_ALIGN);
-    int64_t layer = (i - 1) / layer_entries(p), first = first_of_layer(p, layer);
+    int64_t layer = layer_of(p, i), first = first_of_layer(p, layer);
     int64_t at = advance(p, first, i, 0);
     if (entry_at(p, i - first).first_of_group)
         at = round_up(at, PLAN_ELEMENT_ALIGN);
@@ -271,6 +349,7 @@ static int64_t whole_elements(const struct plan *p, int64_t from, int64_t to)
 
 int64_t plan_parameters(const struct plan *p)
 {
-    return whole_elements(p, 0, 1) + p->L * whole_elements(p, first_of_layer(p, 0), first_of_layer(p, 1)) +
-           whole_elements(p, first_of_layer(p, p->L), plan_tensor_count(p));
+    int64_t second = first_of_layer(p, 1), behind_layers = first_of_layer(p, p->L);
+    int64_t others = p->L > 1 ? whole_elements(p, second, first_of_layer(p, 2)) : 0;
+    return whole_elements(p, 0, second) + (p->L - 1) * others + whole_elements(p, behind_layers, plan_tensor_count(p));
 }

@@ -39,7 +39,7 @@ struct plan {
     double rope_theta, norm_eps;
     bool tied;
     bool mlp_silu;    /* SiLU on the gate branch */
-    bool latent_silu; /* activation on the latent: COLA yes, SVD no */
+    bool latent_silu; /* activation on the latent: COLA yes, SVD no, LAX as its base */
     bool lax;         /* latents cross from block to block */
     Boost__LaxGate__Value lax_gate;
     bool grouped;
@@ -102,11 +102,26 @@ int64_t plan_out_width(const struct plan *p, enum plan_projection projection);
 /* ---- parameters ------------------------------------------------------------ */
 
 enum { PLAN_NAME_MAX = 64 };
-enum plan_role { ROLE_EMBEDDING, ROLE_HEAD, ROLE_GAIN, ROLE_DENSE /* W */, ROLE_DOWN /* A */, ROLE_UP /* B */ };
+enum plan_role {
+    ROLE_EMBEDDING,
+    ROLE_HEAD,
+    ROLE_GAIN,
+    ROLE_DENSE, /* W */
+    ROLE_DOWN,  /* A */
+    ROLE_UP,    /* B */
+    /* LAX, from the second layer on */
+    ROLE_CROSS_GAIN, /* [1, r] of the latent's LayerNorm */
+    ROLE_CROSS_BIAS, /* [1, r] */
+    ROLE_GATE,       /* LINEAR [r, r]; TENSOR the right one, [n, n] */
+    ROLE_GATE_BIAS,  /* LINEAR [1, r] */
+    ROLE_GATE_LEFT,  /* TENSOR [m, m] */
+};
+enum plan_init { INIT_NORMAL, INIT_UNIFORM, INIT_ONE, INIT_ZERO };
 
 /* One parameter tensor: its global shape and this rank's slice. Names do not depend on the
  * layout: "embedding", "layers.3.norm1", "layers.3.q.A" [r, d], "layers.3.q.B" [out, r] (FULL_RANK:
- * "layers.3.q.W" [out, d]), "layers.3.norm2", "layers.3.gate.A" ..., "norm", "head". */
+ * "layers.3.q.W" [out, d]), "layers.3.norm2", "layers.3.gate.A" ..., "norm", "head"; LAX adds
+ * "layers.3.q.cross.gain", ".bias" and by gate ".W", ".b" or ".right", ".left". */
 struct plan_tensor {
     char name[PLAN_NAME_MAX];
     enum plan_role role;
@@ -115,18 +130,21 @@ struct plan_tensor {
     int64_t rows, cols; /* global; a gain is [1, d] */
     int64_t row0, col0, nrows, ncols; /* this rank's slice; a rank with only padded vocabulary has no rows */
     int64_t offset;                   /* of the slice, in elements, in every parameter-shaped buffer of this rank */
-    double init_std;                  /* normal(0, std); gains: 0 = all ones */
-    bool decay;                       /* weight decay applies */
-    bool counted;                     /* this rank counts it in the global norm and writes it in checkpoints */
+    enum plan_init init;
+    double init_std; /* of NORMAL and UNIFORM */
+    bool decay;      /* weight decay applies */
+    bool counted;    /* this rank counts it in the global norm and writes it in checkpoints */
 };
 /* Whether the embedding is cut along hidden; else along the vocabulary, as the head. */
 bool plan_embedding_by_hidden(const struct plan *p);
 int64_t plan_tensor_count(const struct plan *p);
 /* i in canonical order: embedding; per layer norm1 q.A k.A v.A q.B k.B v.B o.A o.B norm2 gate.A up.A
  * gate.B up.B down.A down.B (FULL_RANK: norm1 q.W k.W v.W o.W norm2 gate.W up.W down.W); norm; head (absent
- * when tied). Branches of a group are neighbours, so that slices laid out in this order make
- * [3r, d/t] and [2r, d/t] blocks. */
+ * when tied). LAX adds to every layer but the first, kind by kind, the tensors of the seven crossings. Branches of a
+ * group are neighbours, so that slices laid out in this order make [3r, d/t] and [2r, d/t] blocks. */
 void plan_tensor_at(const struct plan *p, int rank, int64_t i, struct plan_tensor *out);
+/* The latent as the matrix that a TENSOR gate works on: m * n = r, m <= n, as square as can be. */
+void plan_gate_shape(int64_t r, int64_t *m, int64_t *n);
 /* Elements of a parameter-shaped buffer of one rank (any rank: equal), vocabulary padding included. */
 int64_t plan_parameter_elements(const struct plan *p);
 /* Parameters without vocabulary padding. */

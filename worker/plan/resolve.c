@@ -23,6 +23,10 @@ static void resolve_fields(Boost__JobSpec *s)
     bool full_rank = m->factorization == BOOST__FACTORIZATION__VALUE__FULL_RANK;
     if (!m->has_kv_heads)
         SET(m, kv_heads, m->heads);
+    if (m->factorization == BOOST__FACTORIZATION__VALUE__LAX && !m->has_lax_base)
+        SET(m, lax_base, BOOST__LAX_BASE__VALUE__COLA);
+    if (m->factorization == BOOST__FACTORIZATION__VALUE__LAX && !m->has_lax_gate)
+        SET(m, lax_gate, BOOST__LAX_GATE__VALUE__IDENTITY);
     RESOLVE(m, mlp_activation, BOOST__SWITCH__VALUE__AUTO,
             full_rank || m->factorization == BOOST__FACTORIZATION__VALUE__SVD ? BOOST__SWITCH__VALUE__ON
                                                                               : BOOST__SWITCH__VALUE__OFF);
@@ -158,6 +162,7 @@ int plan_make(const Boost__JobSpec *resolved, struct plan *out, struct error *er
         m->mlp_activation == BOOST__SWITCH__VALUE__AUTO || par->recompute == BOOST__RECOMPUTE__VALUE__AUTO ||
         run->precision == BOOST__PRECISION__VALUE__AUTO)
         return error_set(err, ERR_INTERNAL, "the job was not resolved before it was planned");
+    bool lax = m->factorization == BOOST__FACTORIZATION__VALUE__LAX;
     *out = (struct plan){
         .factorization = m->factorization,
         .strategy = par->strategy,
@@ -174,7 +179,10 @@ int plan_make(const Boost__JobSpec *resolved, struct plan *out, struct error *er
         .norm_eps = m->norm_eps,
         .tied = m->tie_embeddings,
         .mlp_silu = m->mlp_activation == BOOST__SWITCH__VALUE__ON,
-        .latent_silu = m->factorization == BOOST__FACTORIZATION__VALUE__COLA,
+        .latent_silu = m->factorization == BOOST__FACTORIZATION__VALUE__COLA ||
+                       (lax && m->lax_base == BOOST__LAX_BASE__VALUE__COLA),
+        .lax = lax,
+        .lax_gate = m->lax_gate,
         .grouped = par->grouped != BOOST__SWITCH__VALUE__OFF,
         .norm_online = par->norm == BOOST__NORM__VALUE__ONLINE,
         .published = par->vanilla_attention == BOOST__VANILLA_ATTENTION__VALUE__PUBLISHED,

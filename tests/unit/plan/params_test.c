@@ -5,16 +5,26 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { FULL_RANK = BOOST__FACTORIZATION__VALUE__FULL_RANK, COLA = BOOST__FACTORIZATION__VALUE__COLA };
+enum {
+    FULL_RANK = BOOST__FACTORIZATION__VALUE__FULL_RANK,
+    COLA = BOOST__FACTORIZATION__VALUE__COLA,
+    LAX = BOOST__FACTORIZATION__VALUE__LAX,
+    IDENTITY = BOOST__LAX_GATE__VALUE__IDENTITY,
+    LINEAR = BOOST__LAX_GATE__VALUE__LINEAR,
+    TENSOR = BOOST__LAX_GATE__VALUE__TENSOR,
+};
 enum {
     FULL = BOOST__STRATEGY__VALUE__FULL,
     VANILLA = BOOST__STRATEGY__VALUE__VANILLA,
     BTP = BOOST__STRATEGY__VALUE__BTP,
 };
 struct way {
-    int factorization, strategy;
+    int factorization, strategy, gate;
 };
-static const struct way ways[] = {{COLA, BTP}, {FULL_RANK, FULL}, {COLA, VANILLA}};
+static const struct way ways[] = {
+    {COLA, BTP, 0},     {FULL_RANK, FULL, 0},   {COLA, VANILLA, 0},     {LAX, BTP, IDENTITY},
+    {LAX, BTP, LINEAR}, {LAX, VANILLA, LINEAR}, {LAX, VANILLA, TENSOR},
+};
 enum { WAYS = sizeof ways / sizeof ways[0] };
 
 static void open_way(struct job *j, struct plan *p, const struct way *way, int tp, bool tied)
@@ -23,6 +33,8 @@ static void open_way(struct job *j, struct plan *p, const struct way *way, int t
     j->spec->model->factorization = (Boost__Factorization__Value)way->factorization;
     j->spec->model->has_rank = way->factorization != FULL_RANK;
     j->spec->model->rank = j->spec->model->has_rank ? 6 : 0;
+    j->spec->model->has_lax_gate = way->factorization == LAX;
+    j->spec->model->lax_gate = (Boost__LaxGate__Value)way->gate;
     j->spec->parallel->has_strategy = 1;
     j->spec->parallel->strategy = (Boost__Strategy__Value)way->strategy;
     j->spec->parallel->tp = tp;
@@ -165,6 +177,35 @@ static void roles_decay_and_scale(void **state)
     job_close(&j);
 }
 
+/* The first layer has no crossing; a crossing's LayerNorm decays as little as a gain does. */
+static void crossings_start_at_the_second_layer(void **state)
+{
+    (void)state;
+    struct job j;
+    struct plan p;
+    struct plan_tensor t;
+    struct way way = {LAX, BTP, TENSOR};
+    open_way(&j, &p, &way, 2, false);
+    for (int64_t i = 0; i < plan_tensor_count(&p); i++) {
+        plan_tensor_at(&p, 0, i, &t);
+        assert_false(t.layer == 0 && strstr(t.name, "cross"));
+    }
+    find(&p, 1, "layers.1.down.cross.gain", &t);
+    assert_true(t.ncols == 6 && !t.decay && !t.counted && t.init == INIT_ONE);
+    find(&p, 1, "layers.2.gate.cross.left", &t);
+    assert_true(t.nrows == 2 && t.ncols == 2 && t.decay && !t.counted && t.init == INIT_UNIFORM);
+    find(&p, 0, "layers.2.gate.cross.right", &t);
+    assert_true(t.nrows == 3 && t.ncols == 3 && t.counted && fabs(t.init_std - 1.0 / 3) < 1e-15);
+    job_close(&j);
+    int64_t m, n;
+    plan_gate_shape(256, &m, &n);
+    assert_true(m == 16 && n == 16);
+    plan_gate_shape(1024 * 3, &m, &n);
+    assert_true(m == 48 && n == 64);
+    plan_gate_shape(7, &m, &n);
+    assert_true(m == 1 && n == 7);
+}
+
 /* The formulas of worker/plan/README.md written out once more, for T = 60, d = 24, r = 5, L = 3, two micro-batches. */
 static void communication_in_closed_form(void **state)
 {
@@ -208,6 +249,7 @@ int main(void)
         cmocka_unit_test(groups_are_contiguous_and_nothing_overlaps),
         cmocka_unit_test(vocabulary_shards),
         cmocka_unit_test(roles_decay_and_scale),
+        cmocka_unit_test(crossings_start_at_the_second_layer),
         cmocka_unit_test(communication_in_closed_form),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -65,7 +65,18 @@ static void fills_everything(void **state)
     job_close(&j);
 }
 
-/* Options without a choice stay AUTO, and resolving is a fixed point there too. */
+/* Resolves to `s`, from which the same comes again. */
+static Boost__JobSpec *resolve_twice(struct job *j)
+{
+    Boost__JobSpec *s = resolve(j, 0);
+    struct job again = {.spec = s};
+    Boost__JobSpec *twice = resolve(&again, 0);
+    assert_true(reflect_equal(&s->base, &twice->base));
+    boost__job_spec__free_unpacked(twice, NULL);
+    return s;
+}
+
+/* Options without a choice stay AUTO. */
 static void dense_models_resolve(void **state)
 {
     (void)state;
@@ -73,15 +84,33 @@ static void dense_models_resolve(void **state)
     job_open(&j);
     j.spec->model->factorization = BOOST__FACTORIZATION__VALUE__FULL_RANK;
     j.spec->model->has_rank = 0;
-    Boost__JobSpec *s = resolve(&j, 0);
+    Boost__JobSpec *s = resolve_twice(&j);
     assert_int_equal(s->parallel->strategy, BOOST__STRATEGY__VALUE__FULL);
     assert_int_equal(s->parallel->norm, BOOST__NORM__VALUE__AUTO);
     assert_int_equal(s->parallel->grouped, BOOST__SWITCH__VALUE__AUTO);
     assert_int_equal(s->model->mlp_activation, BOOST__SWITCH__VALUE__ON);
-    struct job again = {.spec = s};
-    Boost__JobSpec *twice = resolve(&again, 0);
-    assert_true(reflect_equal(&s->base, &twice->base));
-    boost__job_spec__free_unpacked(twice, NULL);
+    boost__job_spec__free_unpacked(s, NULL);
+    job_close(&j);
+}
+
+/* Options of one strategy or factorisation get their defaults where they apply, and only there. */
+static void options_that_apply_resolve(void **state)
+{
+    (void)state;
+    struct job j;
+    job_open(&j);
+    Boost__JobSpec *s = resolve_twice(&j);
+    assert_false(s->parallel->has_vanilla_attention || s->model->has_lax_gate || s->model->has_lax_base);
+    boost__job_spec__free_unpacked(s, NULL);
+    j.spec->model->factorization = BOOST__FACTORIZATION__VALUE__LAX;
+    j.spec->model->rank = 6;
+    j.spec->parallel->has_strategy = 1;
+    j.spec->parallel->strategy = BOOST__STRATEGY__VALUE__VANILLA;
+    s = resolve_twice(&j);
+    assert_true(s->parallel->has_vanilla_attention && s->model->has_lax_gate && s->model->has_lax_base);
+    assert_int_equal(s->parallel->vanilla_attention, BOOST__VANILLA_ATTENTION__VALUE__SLICED);
+    assert_int_equal(s->model->lax_base, BOOST__LAX_BASE__VALUE__COLA);
+    assert_int_equal(s->model->lax_gate, BOOST__LAX_GATE__VALUE__IDENTITY);
     boost__job_spec__free_unpacked(s, NULL);
     job_close(&j);
 }
@@ -176,11 +205,9 @@ static void plan_needs_a_resolved_spec(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fills_everything),
-        cmocka_unit_test(dense_models_resolve),
-        cmocka_unit_test(memory_limits_the_micro_batch),
-        cmocka_unit_test(memory_saturates),
-        cmocka_unit_test(plan_needs_a_resolved_spec),
+        cmocka_unit_test(fills_everything),           cmocka_unit_test(dense_models_resolve),
+        cmocka_unit_test(options_that_apply_resolve), cmocka_unit_test(memory_limits_the_micro_batch),
+        cmocka_unit_test(memory_saturates),           cmocka_unit_test(plan_needs_a_resolved_spec),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

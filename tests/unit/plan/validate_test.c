@@ -132,8 +132,6 @@ static void options_that_do_not_apply(void **state)
 static void unbuilt_things_are_named(void **state)
 {
     (void)state;
-    CHANGE(ERR_UNSUPPORTED, "model.factorization = LAX", "FULL_RANK or SVD or COLA",
-           model->factorization = BOOST__FACTORIZATION__VALUE__LAX);
     CHANGE(ERR_UNSUPPORTED, "parallel.deterministic = false", "set parallel.deterministic: true",
            parallel->has_deterministic = 1;
            parallel->deterministic = 0);

@@ -70,6 +70,16 @@ static void vanilla_layers(struct expected *x, const struct tiny *c, int64_t T)
 {
     int64_t L = c->L, d = c->d, f = c->f, kv = c->hk * (d / c->h);
     int64_t apart = c->way.ungrouped;
+    if (c->way.factorization == LAX) {
+        int64_t calls = (L - 1) * (apart ? 7 : 4);
+        add(x, COMM_ALL_REDUCE, PASS_FORWARD, calls, (L - 1) * 7 * 2 * T);
+        add(x, COMM_ALL_REDUCE, PASS_BACKWARD, calls, (L - 1) * 7 * 2 * T);
+        if (c->way.gate != IDENTITY) {
+            add(x, COMM_ALL_GATHER, PASS_FORWARD, calls, (L - 1) * 7 * T * c->r);
+            add(x, c->way.gate == LINEAR ? COMM_REDUCE_SCATTER : COMM_ALL_GATHER, PASS_BACKWARD, calls,
+                (L - 1) * 7 * T * c->r);
+        }
+    }
     if (c->way.published) { /* rows (b) and (b') */
         add(x, COMM_ALL_REDUCE, PASS_FORWARD, 7 * L, L * T * (3 * d + 2 * kv + 2 * f));
         add(x, COMM_ALL_REDUCE, PASS_BACKWARD, (apart ? 7 : 4) * L, L * T * ((apart ? 6 : 3) * d + f));

@@ -54,8 +54,8 @@ static void keys_differ(void **state)
 /* The weights of a whole model, gathered from its ranks. */
 struct model {
     int64_t count;
-    struct plan_tensor tensors[64];
-    void *values[64]; /* as stored, whole tensors */
+    struct plan_tensor tensors[TINY_TENSORS];
+    void *values[TINY_TENSORS]; /* as stored, whole tensors */
     size_t size;
     pthread_mutex_t lock;
 };
@@ -133,12 +133,15 @@ static void check_spread(const struct tiny_way *way)
         double square = 0;
         for (int64_t k = 0; k < n; k++)
             square += pow(((double *)m.values[i])[k], 2) / (double)n;
-        if (p->role == ROLE_GAIN) {
-            assert_true(square == 1);
+        if (p->init == INIT_ONE || p->init == INIT_ZERO) {
+            assert_true(square == (p->init == INIT_ONE));
             continue;
         }
         if (p->role == ROLE_EMBEDDING || p->role == ROLE_HEAD || p->role == ROLE_DENSE)
             assert_true(p->init_std == 0.02);
+        else if (p->init == INIT_UNIFORM) /* within 1/sqrt(inputs) */
+            for (int64_t k = 0; k < n; k++)
+                assert_true(fabs(((double *)m.values[i])[k]) <= 1 / sqrt((double)p->cols));
         else /* the product of a pair has entries of variance 1/(in + out) */
             assert_true(fabs(c.r * pow(p->init_std, 4) * (double)(p->projection >= PROJ_GATE ? c.d + c.f : c.d + c.d) -
                              1) < 1e-12);

@@ -145,9 +145,12 @@ static void check(const char *name, bool fp64, int tp, double bound)
     struct golden g;
     load(name, &g);
     static const struct tiny_way ways[] = {
-        {"COLA", COLA, BTP, false, false, false},
-        {"SVD", SVD, BTP, false, false, false},
-        {"FULL_RANK", FULL_RANK, FULL, false, false, false},
+        {.name = "COLA", .factorization = COLA, .strategy = BTP},
+        {.name = "SVD", .factorization = SVD, .strategy = BTP},
+        {.name = "FULL_RANK", .factorization = FULL_RANK, .strategy = FULL},
+        {.name = "LAX", .factorization = LAX, .strategy = BTP},
+        {.name = "LAX LINEAR", .factorization = LAX, .strategy = BTP, .svd_base = true, .gate = LINEAR},
+        {.name = "LAX TENSOR", .factorization = LAX, .strategy = BTP, .gate = TENSOR},
     };
     struct tiny c = {.way = ways[g.model],
                      .tied = g.tied,
@@ -179,8 +182,9 @@ static void check(const char *name, bool fp64, int tp, double bound)
 static void logits_equal_numpy(void **state)
 {
     (void)state;
-    static const char *const cases[] = {"cola_gqa_untied", "svd_tied_silu", "full_rank_gqa_silu"};
-    for (int i = 0; i < 3; i++) {
+    static const char *const cases[] = {"cola_gqa_untied", "svd_tied_silu",  "full_rank_gqa_silu",
+                                        "lax_identity",    "lax_svd_linear", "lax_tensor"};
+    for (int i = 0; i < 6; i++) {
         check(cases[i], true, 1, 1e-11);
         check(cases[i], true, 2, 1e-11);
         check(cases[i], false, 1, 1e-4);

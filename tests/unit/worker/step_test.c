@@ -310,7 +310,7 @@ static int decays(struct engine *e, int rank, void *arg, struct error *err)
 struct norms {
     struct tiny c;
     pthread_mutex_t lock;
-    double grads[64][4096]; /* by tensor, whole */
+    double grads[TINY_TENSORS][4096]; /* by tensor, whole */
     bool replicas_differ;
     double grad_norm, tokens;
 };
@@ -350,7 +350,7 @@ static void check_norm(int way, bool tied, int tp)
     n->c.tied = tied;
     n->c.tp = tp;
     run(&n->c, sums_squares, n);
-    for (int i = 0; i < 64; i++)
+    for (int i = 0; i < TINY_TENSORS; i++)
         for (int k = 0; k < 4096; k++)
             squares += pow(n->grads[i][k], 2);
     assert_false(n->replicas_differ);

@@ -24,6 +24,10 @@ enum {
     FULL_RANK = BOOST__FACTORIZATION__VALUE__FULL_RANK,
     SVD = BOOST__FACTORIZATION__VALUE__SVD,
     COLA = BOOST__FACTORIZATION__VALUE__COLA,
+    LAX = BOOST__FACTORIZATION__VALUE__LAX,
+    IDENTITY = BOOST__LAX_GATE__VALUE__IDENTITY,
+    LINEAR = BOOST__LAX_GATE__VALUE__LINEAR,
+    TENSOR = BOOST__LAX_GATE__VALUE__TENSOR,
     FULL = BOOST__STRATEGY__VALUE__FULL,
     VANILLA = BOOST__STRATEGY__VALUE__VANILLA,
     BTP = BOOST__STRATEGY__VALUE__BTP,
@@ -32,20 +36,48 @@ struct tiny_way {
     const char *name;
     int factorization, strategy;
     bool ungrouped, sync, published;
+    int gate;
+    bool svd_base; /* of LAX */
 };
 static const struct tiny_way tiny_ways[] = {
-    {"FULL_RANK FULL", FULL_RANK, FULL, false, false, false},
-    {"SVD BTP", SVD, BTP, false, false, false},
-    {"COLA BTP", COLA, BTP, false, false, false},
-    {"COLA BTP ungrouped", COLA, BTP, true, false, false},
-    {"COLA BTP SYNC", COLA, BTP, false, true, false},
-    {"SVD BTP SYNC ungrouped", SVD, BTP, true, true, false},
-    {"COLA VANILLA", COLA, VANILLA, false, false, false},
-    {"SVD VANILLA ungrouped", SVD, VANILLA, true, false, false},
-    {"COLA VANILLA PUBLISHED", COLA, VANILLA, false, false, true},
-    {"SVD VANILLA PUBLISHED ungrouped", SVD, VANILLA, true, false, true},
+    {.name = "FULL_RANK FULL", .factorization = FULL_RANK, .strategy = FULL},
+    {.name = "SVD BTP", .factorization = SVD, .strategy = BTP},
+    {.name = "COLA BTP", .factorization = COLA, .strategy = BTP},
+    {.name = "COLA BTP ungrouped", .factorization = COLA, .strategy = BTP, .ungrouped = true},
+    {.name = "COLA BTP SYNC", .factorization = COLA, .strategy = BTP, .sync = true},
+    {.name = "SVD BTP SYNC ungrouped", .factorization = SVD, .strategy = BTP, .sync = true, .ungrouped = true},
+    {.name = "COLA VANILLA", .factorization = COLA, .strategy = VANILLA},
+    {.name = "SVD VANILLA ungrouped", .factorization = SVD, .strategy = VANILLA, .ungrouped = true},
+    {.name = "COLA VANILLA PUBLISHED", .factorization = COLA, .strategy = VANILLA, .published = true},
+    {.name = "SVD VANILLA PUBLISHED ungrouped",
+     .factorization = SVD,
+     .strategy = VANILLA,
+     .published = true,
+     .ungrouped = true},
+    {.name = "LAX BTP", .factorization = LAX, .strategy = BTP},
+    {.name = "LAX SVD LINEAR BTP", .factorization = LAX, .strategy = BTP, .svd_base = true, .gate = LINEAR},
+    {.name = "LAX TENSOR BTP", .factorization = LAX, .strategy = BTP, .gate = TENSOR},
+    {.name = "LAX SVD TENSOR BTP SYNC ungrouped",
+     .factorization = LAX,
+     .strategy = BTP,
+     .svd_base = true,
+     .gate = TENSOR,
+     .sync = true,
+     .ungrouped = true},
+    {.name = "LAX SVD VANILLA", .factorization = LAX, .strategy = VANILLA, .svd_base = true},
+    {.name = "LAX LINEAR VANILLA", .factorization = LAX, .strategy = VANILLA, .gate = LINEAR},
+    {.name = "LAX LINEAR VANILLA ungrouped",
+     .factorization = LAX,
+     .strategy = VANILLA,
+     .gate = LINEAR,
+     .ungrouped = true},
+    {.name = "LAX TENSOR VANILLA PUBLISHED",
+     .factorization = LAX,
+     .strategy = VANILLA,
+     .gate = TENSOR,
+     .published = true},
 };
-enum { TINY_WAYS = sizeof tiny_ways / sizeof tiny_ways[0] };
+enum { TINY_WAYS = sizeof tiny_ways / sizeof tiny_ways[0], TINY_TENSORS = 128 /* of any model here */ };
 
 struct tiny {
     struct tiny_way way;
@@ -58,7 +90,7 @@ struct tiny {
 };
 
 static const struct tiny tiny_default = {
-    .way = {"COLA BTP", COLA, BTP, false, false, false},
+    .way = {.name = "COLA BTP", .factorization = COLA, .strategy = BTP},
     .fp64 = true,
     .d = 8,
     .f = 12,
@@ -79,13 +111,18 @@ static const struct tiny tiny_default = {
     .seed = 1,
 };
 
-/* The default model computed in way number i; its rank can be cut where the way cuts it. */
+/* The default model computed in way number i; its rank can be cut where the way cuts it, and its latents cross
+ * into a block that hands them on. */
 static inline struct tiny tiny_of(int i)
 {
     struct tiny c = tiny_default;
     c.way = tiny_ways[i];
     if (c.way.strategy == VANILLA)
         c.r = 4;
+    if (c.way.factorization == LAX) {
+        c.L = 3;
+        c.r = c.way.gate == TENSOR ? 12 : 4; /* a matrix [3, 4] */
+    }
     return c;
 }
 
@@ -115,6 +152,10 @@ static inline void tiny_plan(const struct tiny *c, struct plan *out)
     PUT(model, tie_embeddings, c->tied);
     PUT(model, mlp_activation, c->mlp_silu ? BOOST__SWITCH__VALUE__ON : BOOST__SWITCH__VALUE__OFF);
     PUT(parallel, strategy, (Boost__Strategy__Value)c->way.strategy);
+    if (c->way.factorization == LAX) {
+        PUT(model, lax_gate, (Boost__LaxGate__Value)c->way.gate);
+        PUT(model, lax_base, c->way.svd_base ? BOOST__LAX_BASE__VALUE__SVD : BOOST__LAX_BASE__VALUE__COLA);
+    }
     if (c->way.sync)
         PUT(parallel, norm, BOOST__NORM__VALUE__SYNC);
     if (c->way.ungrouped)
@@ -249,8 +290,10 @@ static inline void tiny_randomize(struct engine *e, uint64_t seed)
             for (int64_t col = 0; col < p->ncols; col++) {
                 double x;
                 init_normal(key, (uint64_t)((p->row0 + row) * p->cols + p->col0 + col), 1, &x);
-                if (p->role == ROLE_GAIN)
+                if (p->init == INIT_ONE)
                     x = 1 + 0.3 * x;
+                else if (p->init == INIT_ZERO)
+                    x *= 0.3;
                 else
                     x *= p->role == ROLE_EMBEDDING ? 0.5
                          : p->role == ROLE_HEAD    ? 0.3
