@@ -540,13 +540,16 @@ static int check_complete(const struct restoring *r, const struct safetensors_fi
             int64_t need = t.device ? t.tensor.nrows * t.tensor.ncols : t.count;
             if (r->covered[i * KINDS + k] == need)
                 continue;
-            error_set(err, ERR_INVALID, "checkpoint %s has %" PRId64 " of %" PRId64 " elements of tensor %s", r->dir,
-                      r->covered[i * KINDS + k], need, name);
+            if (r->covered[i * KINDS + k])
+                error_set(err, ERR_INVALID, "checkpoint %s has %" PRId64 " of %" PRId64 " elements of tensor %s", r->dir,
+                          r->covered[i * KINDS + k], need, name);
+            else
+                error_set(err, ERR_INVALID, "checkpoint %s has no tensor %s", r->dir, name);
             return error_hint(err, "the model section of the job must be that of the checkpoint");
         }
     if (own->n == expected)
         return ERR_OK;
-    error_set(err, ERR_INVALID, "%s holds %zu tensors, of this job's model they are %zu", own->path, own->n, expected);
+    error_set(err, ERR_INVALID, "%s holds %zu tensors, of which this job's model has %zu", own->path, own->n, expected);
     return error_hint(err, "the model section of the job must be that of the checkpoint");
 }
 
