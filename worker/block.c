@@ -53,15 +53,18 @@ static int mlp_forward(struct engine *e, int64_t i, bool again, struct error *er
  * what recompute did not keep. */
 static int body(struct engine *e, int64_t i, const void *x, const void *y, bool again, struct error *err)
 {
-    const void *ctx = engine_buffer(e, BUF_CTX, i);
-    void *out = engine_buffer(e, BUF_Y, 0), *x1 = engine_buffer(e, BUF_X1, i);
+    const void *ctx = engine_buffer(e, BUF_CTX, i), *middle = engine_buffer(e, BUF_X1, i);
+    void *out = engine_buffer(e, BUF_Y, 0);
+    bool kept = again && e->cut->latent; /* the sum behind o is a collective there, so x2 was kept */
     int rc = norm_forward(e, SITE_QKV, i, x, y, again, err);
     if (!rc)
         rc = attention_forward(e, i, again, err);
-    if (!rc)
+    if (!rc && !kept)
         rc = e->strategy->output(e, SITE_O, i, ctx, out, err);
+    if (kept)
+        middle = engine_buffer(e, BUF_X2, i);
     if (!rc)
-        rc = norm_forward(e, SITE_GU, i, x1, out, again, err);
+        rc = norm_forward(e, SITE_GU, i, middle, kept ? NULL : out, again, err);
     if (!rc)
         rc = mlp_forward(e, i, again, err);
     return rc;
@@ -105,9 +108,23 @@ static int attention_backward(struct engine *e, int64_t i, struct error *err)
     return normed_backward(e, SITE_QKV, i, dx.q, err);
 }
 
+/* What the forward did not keep of this block. */
+static int reforward(struct engine *e, int64_t i, struct error *err)
+{
+    Boost__Recompute__Value mode = e->plan->recompute;
+    if (mode == BOOST__RECOMPUTE__VALUE__NONE)
+        return ERR_OK;
+    engine_set_pass(e, PASS_RECOMPUTE);
+    int rc = body(e, i, engine_buffer(e, BUF_X1, i), NULL, mode == BOOST__RECOMPUTE__VALUE__LOW_RANK, err);
+    engine_set_pass(e, PASS_BACKWARD);
+    return rc;
+}
+
 int block_backward(struct engine *e, int64_t i, struct error *err)
 {
-    int rc = mlp_backward(e, i, err);
+    int rc = reforward(e, i, err);
+    if (!rc)
+        rc = mlp_backward(e, i, err);
     if (!rc)
         rc = attention_backward(e, i, err);
     return rc;

@@ -32,20 +32,34 @@ static void loss(const struct tally *y)
 
 /* ---- BTP ---- */
 
+/* Latents 3r, r, 2r, r. The statistic of two norms goes along, or on its own. A block's layers up to the last A, which
+ * is as far as a re-forward goes. */
+static void btp_layers(const struct tally *y)
+{
+    const struct plan *p = y->p;
+    int64_t T = p->T, L = y->stage->layers;
+    call(y, PLAN_ALL_REDUCE, L, p->grouped ? 4 : 7, 7 * T * p->r);
+    call(y, PLAN_ALL_REDUCE, L, p->norm_online ? 0 : 2, 2 * T);
+}
+
 static void btp_forward(const struct tally *y)
 {
     const struct plan *p = y->p;
-    int64_t T = p->T, d = p->d, r = p->r, L = y->stage->layers;
-    /* Latents 3r, r, 2r, r. The statistic of two norms goes along, or on its own. */
-    call(y, PLAN_ALL_REDUCE, L, p->grouped ? 4 : 7, 7 * T * r);
-    call(y, PLAN_ALL_REDUCE, L, p->norm_online ? 0 : 2, 2 * T);
+    btp_layers(y);
     if (y->stage->last) { /* the last norm's statistic and output */
-        call(y, PLAN_ALL_REDUCE, 1, 1, T);
-        call(y, PLAN_ALL_GATHER, 1, 1, T * d);
+        call(y, PLAN_ALL_REDUCE, 1, 1, p->T);
+        call(y, PLAN_ALL_GATHER, 1, 1, p->T * p->d);
     }
     if (y->stage->first && p->tied)
-        call(y, PLAN_REDUCE_SCATTER, 1, 1, T * d);
+        call(y, PLAN_REDUCE_SCATTER, 1, 1, p->T * p->d);
     loss(y);
+}
+
+/* LOW_RANK keeps all that a collective gave. */
+static void btp_again(const struct tally *y, bool low_rank)
+{
+    if (!low_rank)
+        btp_layers(y);
 }
 
 static void btp_backward(const struct tally *y)
@@ -77,6 +91,12 @@ static void full_forward(const struct tally *y)
     loss(y);
 }
 
+static void full_again(const struct tally *y, bool low_rank)
+{
+    (void)low_rank;                                                   /* there is no such thing in a dense model */
+    call(y, PLAN_ALL_REDUCE, y->stage->layers, 1, y->p->T * y->p->d); /* behind o */
+}
+
 static void full_backward(const struct tally *y)
 {
     /* In front of q, k, v and of gate, up. */
@@ -105,20 +125,38 @@ static void vanilla_crossing(const struct tally *y, int gate_kind)
         call(y, gate_kind, layers, calls, PROJ_COUNT * p->T * p->r);
 }
 
-static void vanilla_forward(const struct tally *y)
+/* q, k, v, and attention's output; gate and up. */
+static void vanilla_inner(const struct tally *y)
 {
     const struct plan *p = y->p;
-    int64_t T = p->T, d = p->d, f = p->f, L = y->stage->layers;
+    int64_t T = p->T, L = y->stage->layers;
     if (p->published) {
         call(y, PLAN_ALL_REDUCE, L, 3, T * qkv_width(p));
     } else { /* onto heads, and back */
         call(y, PLAN_REDUCE_SCATTER, L, 3, T * qkv_width(p));
-        call(y, PLAN_ALL_GATHER, L, 1, T * d);
+        call(y, PLAN_ALL_GATHER, L, 1, T * p->d);
     }
-    call(y, PLAN_ALL_REDUCE, L, 4, T * (2 * d + 2 * f)); /* o, gate, up, down */
+    call(y, PLAN_ALL_REDUCE, L, 2, 2 * T * p->f);
+}
+
+static void vanilla_forward(const struct tally *y)
+{
+    const struct plan *p = y->p;
+    vanilla_inner(y);
+    call(y, PLAN_ALL_REDUCE, y->stage->layers, 2, 2 * p->T * p->d); /* o, down */
     vanilla_crossing(y, PLAN_ALL_GATHER);
     replicated_edge(y, y->stage->first);
     loss(y);
+}
+
+/* LOW_RANK keeps the latents and both residuals, not what B gives inside a block. */
+static void vanilla_again(const struct tally *y, bool low_rank)
+{
+    vanilla_inner(y);
+    if (low_rank)
+        return;
+    call(y, PLAN_ALL_REDUCE, y->stage->layers, 1, y->p->T * y->p->d); /* o */
+    vanilla_crossing(y, PLAN_ALL_GATHER);
 }
 
 static void vanilla_backward(const struct tally *y)
@@ -145,12 +183,13 @@ static void vanilla_backward(const struct tally *y)
 
 struct counted {
     void (*forward)(const struct tally *y);
+    void (*again)(const struct tally *y, bool low_rank); /* a re-forward of the stage's blocks */
     void (*backward)(const struct tally *y);
 };
 static const struct counted strategies[] = {
-    [BOOST__STRATEGY__VALUE__FULL] = {full_forward, full_backward},
-    [BOOST__STRATEGY__VALUE__VANILLA] = {vanilla_forward, vanilla_backward},
-    [BOOST__STRATEGY__VALUE__BTP] = {btp_forward, btp_backward},
+    [BOOST__STRATEGY__VALUE__FULL] = {full_forward, full_again, full_backward},
+    [BOOST__STRATEGY__VALUE__VANILLA] = {vanilla_forward, vanilla_again, vanilla_backward},
+    [BOOST__STRATEGY__VALUE__BTP] = {btp_forward, btp_again, btp_backward},
 };
 
 void plan_stage_comm_counts(const struct plan *p, int index, struct plan_comm_counts *out)
@@ -165,6 +204,9 @@ void plan_stage_comm_counts(const struct plan *p, int index, struct plan_comm_co
         s->forward(&(struct tally){p, &stage, out, PLAN_FORWARD, p->accumulation});
         s->backward(&(struct tally){p, &stage, out, PLAN_BACKWARD, p->accumulation});
         s->forward(&(struct tally){p, &stage, out, PLAN_EVAL, 1});
+        if (p->recompute != BOOST__RECOMPUTE__VALUE__NONE)
+            s->again(&(struct tally){p, &stage, out, PLAN_RECOMPUTE, p->accumulation},
+                     p->recompute == BOOST__RECOMPUTE__VALUE__LOW_RANK);
     }
     if (p->world > 1)
         add(&out->world[PLAN_ALL_REDUCE][PLAN_STEP], 1, 1, AGREEMENT);

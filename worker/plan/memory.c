@@ -56,7 +56,6 @@ enum keep {
 static void put_saved(struct sizing *z, enum plan_buffer buffer, enum keep keep, int64_t bytes)
 {
     static const enum keep last_kept[] = {
-        [BOOST__RECOMPUTE__VALUE__AUTO] = KEEP_REST,
         [BOOST__RECOMPUTE__VALUE__NONE] = KEEP_REST,
         [BOOST__RECOMPUTE__VALUE__LOW_RANK] = KEEP_LATENT,
         [BOOST__RECOMPUTE__VALUE__LAYER] = KEEP_BLOCK,

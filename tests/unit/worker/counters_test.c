@@ -48,9 +48,10 @@ static void expect_plan(const struct comm_counters *c, const struct plan *p, int
         }
 }
 
-/* What a micro-batch of one way has to count, with [kind][pass] calls and elements of forward and backward. */
+/* What a micro-batch of one way has to count, with [kind][pass] calls and elements of forward, backward and recompute.
+ */
 struct expected {
-    struct comm_count by[COMM_KIND_COUNT][2];
+    struct comm_count by[COMM_KIND_COUNT][PASS_RECOMPUTE + 1];
 };
 static void add(struct expected *x, enum comm_kind kind, enum comm_pass pass, int64_t calls, int64_t elements)
 {
@@ -93,6 +94,35 @@ static void vanilla_layers(struct expected *x, const struct tiny *c, int64_t T)
     add(x, COMM_ALL_REDUCE, PASS_BACKWARD, (apart ? 6 : 3) * L, L * T * ((apart ? 5 : 2) * d + f));
 }
 
+/* LOW_RANK under BTP: nothing at all. VANILLA runs again what B gives inside a block, LAYER all up to down's A. */
+static void reforward(struct expected *x, const struct tiny *c, int64_t T)
+{
+    int64_t L = c->L, d = c->d, f = c->f, kv = c->hk * (d / c->h);
+    if (c->way.strategy == BTP && c->recompute == LAYER)
+        add(x, COMM_ALL_REDUCE, PASS_RECOMPUTE, L * ((c->way.ungrouped ? 7 : 4) + (c->way.sync ? 2 : 0)),
+            L * (7 * T * c->r + 2 * T));
+    if (c->way.strategy == FULL)
+        add(x, COMM_ALL_REDUCE, PASS_RECOMPUTE, L, L * T * d);
+    if (c->way.strategy != VANILLA)
+        return;
+    if (c->way.published) { /* T(3d + 2f) with k and v as wide as q */
+        add(x, COMM_ALL_REDUCE, PASS_RECOMPUTE, 5 * L, L * T * (d + 2 * kv + 2 * f));
+    } else {
+        add(x, COMM_REDUCE_SCATTER, PASS_RECOMPUTE, 3 * L, L * T * (d + 2 * kv));
+        add(x, COMM_ALL_GATHER, PASS_RECOMPUTE, L, L * T * d);
+        add(x, COMM_ALL_REDUCE, PASS_RECOMPUTE, 2 * L, L * T * 2 * f);
+    }
+    if (c->recompute != LAYER)
+        return;
+    add(x, COMM_ALL_REDUCE, PASS_RECOMPUTE, L, L * T * d);
+    if (c->way.factorization == LAX) {
+        int64_t calls = (L - 1) * (c->way.ungrouped ? 7 : 4);
+        add(x, COMM_ALL_REDUCE, PASS_RECOMPUTE, calls, (L - 1) * 7 * 2 * T);
+        if (c->way.gate != IDENTITY)
+            add(x, COMM_ALL_GATHER, PASS_RECOMPUTE, calls, (L - 1) * 7 * T * c->r);
+    }
+}
+
 static void edges(struct expected *x, const struct tiny *c, int64_t T)
 {
     int64_t Td = T * c->d;
@@ -118,6 +148,8 @@ static void check_counters(struct tiny c)
     tiny_plan(&c, &p);
     tiny_run(&p, 1, step_and_eval, &c, counters);
     edges(&x, &c, T);
+    if (c.recompute)
+        reforward(&x, &c, T);
     if (c.way.strategy == BTP) {
         btp_layers(&x, &c, T);
     } else if (c.way.strategy == VANILLA) {
@@ -135,7 +167,8 @@ static void check_counters(struct tiny c)
             expect(n, GROUP_TP, k, PASS_FORWARD, micro * forward->calls, micro * forward->elements, size);
             expect(n, GROUP_TP, k, PASS_BACKWARD, micro * backward->calls, micro * backward->elements, size);
             expect(n, GROUP_TP, k, PASS_EVAL, forward->calls, forward->elements, size);
-            expect(n, GROUP_TP, k, PASS_RECOMPUTE, 0, 0, size);
+            const struct comm_count *again = &x.by[k][PASS_RECOMPUTE];
+            expect(n, GROUP_TP, k, PASS_RECOMPUTE, micro * again->calls, micro * again->elements, size);
         }
     }
 }
@@ -145,6 +178,8 @@ static void equal_the_formulas(void **state)
     (void)state;
     for (int i = 0; i < 4 * TINY_WAYS; i++) {
         struct tiny c = tiny_of(i / 4);
+        bool low_rank = c.way.factorization != FULL_RANK;
+        c.recompute = (int[]){0, LAYER, low_rank ? LOW_RANK : 0, 0}[(i + i / 4) % 4];
         c.tied = i & 1;
         c.fp64 = (i ^ i >> 2) & 1;
         c.tp = i & 2 ? 4 : 2;

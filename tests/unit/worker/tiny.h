@@ -28,6 +28,8 @@ enum {
     IDENTITY = BOOST__LAX_GATE__VALUE__IDENTITY,
     LINEAR = BOOST__LAX_GATE__VALUE__LINEAR,
     TENSOR = BOOST__LAX_GATE__VALUE__TENSOR,
+    LOW_RANK = BOOST__RECOMPUTE__VALUE__LOW_RANK,
+    LAYER = BOOST__RECOMPUTE__VALUE__LAYER,
     FULL = BOOST__STRATEGY__VALUE__FULL,
     VANILLA = BOOST__STRATEGY__VALUE__VANILLA,
     BTP = BOOST__STRATEGY__VALUE__BTP,
@@ -81,6 +83,7 @@ enum { TINY_WAYS = sizeof tiny_ways / sizeof tiny_ways[0], TINY_TENSORS = 128 /*
 
 struct tiny {
     struct tiny_way way;
+    int recompute; /* Boost__Recompute__Value; 0: NONE, since the memory is not known */
     bool tied, mlp_silu, fp64;
     int d, f, r, L, h, hk, V, s;
     int micro, global, tp, dp, pp, zero;
@@ -156,6 +159,7 @@ static inline void tiny_plan(const struct tiny *c, struct plan *out)
         PUT(model, lax_gate, (Boost__LaxGate__Value)c->way.gate);
         PUT(model, lax_base, c->way.svd_base ? BOOST__LAX_BASE__VALUE__SVD : BOOST__LAX_BASE__VALUE__COLA);
     }
+    PUT(parallel, recompute, (Boost__Recompute__Value)c->recompute);
     if (c->way.sync)
         PUT(parallel, norm, BOOST__NORM__VALUE__SYNC);
     if (c->way.ungrouped)
