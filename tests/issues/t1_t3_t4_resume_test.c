@@ -34,7 +34,7 @@ static char root[PATH];
 struct layout {
     int tp, pp, dp, zero;
     bool tied;
-    const char *precision;
+    const char *precision, *factorization, *strategy;
 };
 
 static void write_text(const char *name, const char *text, size_t len)
@@ -94,8 +94,8 @@ static int teardown(void **state)
 /* Runs the layout with its checkpoints below `name`, from checkpoint `resume` or from the start. */
 static void run_job(const struct layout *l, const char *name, const char *run, const char *resume)
 {
-    char text[8][PATH], job[PATH + 16], run_dir[2 * PATH], from[3 * PATH];
-    const char *set[8];
+    char text[9][PATH], job[PATH + 16], run_dir[2 * PATH], from[3 * PATH];
+    const char *set[9];
     snprintf(text[0], PATH, "parallel.tp=%d", l->tp);
     snprintf(text[1], PATH, "parallel.pp=%d", l->pp);
     snprintf(text[2], PATH, "parallel.dp=%d", l->dp);
@@ -103,12 +103,14 @@ static void run_job(const struct layout *l, const char *name, const char *run, c
     snprintf(text[4], PATH, "model.tie_embeddings=%s", l->tied ? "true" : "false");
     snprintf(text[5], PATH, "run.precision=%s", l->precision);
     snprintf(text[6], PATH, "checkpoint.dir=%.200s/%s", root, name);
-    for (int i = 0; i < 7; i++)
+    snprintf(text[7], PATH, "model.factorization=%s", l->factorization);
+    snprintf(text[8], PATH, "parallel.strategy=%s", l->strategy);
+    for (int i = 0; i < 9; i++)
         set[i] = text[i];
     snprintf(job, sizeof job, "%s/job", root);
     snprintf(run_dir, sizeof run_dir, "%s/%s.%s", root, name, run);
     snprintf(from, sizeof from, "%s/%s/%s", root, name, resume ? resume : "");
-    struct standalone s = {.job_file = job, .run_dir = run_dir, .resume = resume ? from : NULL, .set = set, .n_set = 7};
+    struct standalone s = {.job_file = job, .run_dir = run_dir, .resume = resume ? from : NULL, .set = set, .n_set = 9};
     struct error err = {0};
     if (standalone_run(&s, &err))
         fail_msg("%s %s: %s", name, run, err.message);
@@ -177,8 +179,10 @@ static void same_state(const struct layout *l, const char *name, const char *a, 
 }
 
 static const struct layout layouts[] = {
-    {1, 1, 1, 0, false, "FP32"}, {2, 1, 2, 0, false, "FP32"}, {1, 1, 4, 1, true, "FP32"},
-    {1, 3, 1, 0, true, "FP32"},  {2, 2, 2, 1, true, "FP32"},  {1, 2, 2, 0, false, "FP32"},
+    {1, 1, 1, 0, false, "FP32", "COLA", "BTP"},   {2, 1, 2, 0, false, "FP32", "COLA", "VANILLA"},
+    {1, 1, 4, 1, true, "FP32", "SVD", "BTP"},     {1, 3, 1, 0, true, "FP32", "LAX", "BTP"},
+    {2, 2, 2, 1, true, "FP32", "LAX", "BTP"},     {1, 2, 2, 0, false, "FP32", "COLA", "BTP"},
+    {2, 2, 2, 1, true, "FP32", "LAX", "VANILLA"},
 };
 enum { LAYOUTS = sizeof layouts / sizeof layouts[0] };
 
@@ -209,7 +213,7 @@ static void a_resumed_run_ends_with_the_same_bits(void **state)
 static void zero_may_change_on_resume(void **state)
 {
     (void)state;
-    struct layout l = {1, 1, 2, 0, true, "FP32"};
+    struct layout l = {1, 1, 2, 0, true, "FP32", "COLA", "BTP"};
     run_job(&l, "switch", "straight", NULL);
     l.zero = 1;
     run_job(&l, "switch", "sharded", "step-2.a1");
@@ -227,6 +231,7 @@ static void every_layout_has_the_losses_of_one_rank(void **state)
         double one[STEPS + 1], one_eval[STEPS + 1];
         for (int i = 0; i < LAYOUTS; i++) {
             struct layout l = layouts[i];
+            l.factorization = "COLA";
             char name[32];
             double loss[STEPS + 1], eval[STEPS + 1], tokens[STEPS + 1], worst = 0;
             l.tied = tied;
@@ -252,7 +257,7 @@ static void every_layout_has_the_losses_of_one_rank(void **state)
 static void another_layout_is_refused(void **state)
 {
     (void)state;
-    struct layout l = {1, 1, 2, 0, false, "FP32"};
+    struct layout l = {1, 1, 2, 0, false, "FP32", "COLA", "BTP"};
     run_job(&l, "other", "straight", NULL);
     char job[PATH + 16], run_dir[PATH + 16], from[PATH + 64], dir[PATH + 64];
     snprintf(job, sizeof job, "%s/job", root);

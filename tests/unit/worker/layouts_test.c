@@ -95,8 +95,11 @@ static int train(struct engine *e, int rank, void *arg, struct error *err)
     tiny_plan(c, &p);
     struct tiny_batch *batches = calloc((size_t)p.accumulation, sizeof *batches);
     struct micro_batch micro[32];
-    tiny_randomize(e, 5);
     int rc = ERR_OK;
+    if (r->steps) /* weights at which no gradient is small; else the real initial ones */
+        tiny_randomize(e, 5);
+    else
+        rc = engine_init_weights(e, err);
     for (int s = 0; s < r->steps && !rc; s++) {
         struct step_request request = {.lr = c->lr};
         struct step_result result;
@@ -254,6 +257,15 @@ static void equals_one_rank(const struct tiny *c, bool processes)
     alone.bucket_bytes = 0;
     alone.fp64 = true;
     layout_text(c, text);
+    /* Before any step: the same weights to the bit, and a loss that is that of guessing. Logits have a spread of
+     * 0.02 |n| = 0.02 sqrt(d) around zero, of which five are never left. */
+    struct result *first = run(&alone, 0, false), *start = run(c, 0, processes);
+    if (c->fp64)
+        compare(text, start, first, 1 << STATE_WEIGHT, 0);
+    assert_true(relative(start->eval, first->eval) < (c->fp64 ? 1e-12 : 1e-6));
+    assert_true(fabs(start->eval / start->eval_tokens - log(c->V)) < 5 * 0.02 * sqrt(c->d));
+    result_free(first);
+    result_free(start);
     /* Step 1 alone, for its gradients. */
     struct result *one = run(&alone, 1, false), *many = run(c, 1, processes);
     compare(text, many, one, 1 << STATE_GRAD, c->fp64 ? 1e-9 : 1e-4);
