@@ -170,6 +170,13 @@ $(eval $(call unit_room,store,$(L_STORE),$(S_STORE)))
 $(eval $(call unit_room,daemon,$(L_DAEMON),$(S_DAEMON)))
 $(eval $(call unit_room,ctl,$(L_CTL),$(S_PROTO)))
 
+# tests/issues/*_test.c: likewise, one for each reported failure, linked with the worker.
+ISSUE_TESTS := $(patsubst tests/issues/%.c,$(BUILD)/tests/issues/%,$(wildcard tests/issues/*_test.c))
+$(ISSUE_TESTS): $(BUILD)/tests/issues/%: $(BUILD)/obj/tests/issues/%.o $(L_WORKER)
+	@mkdir -p $(@D)
+	@$(CC) $(LDFLAGS) -o $@ $^ -lcmocka $(S_WORKER)
+	@echo "  LD   $@"
+
 # tests/bench/*.c: one program each, for tests/bench/run.py.
 BENCHES := $(patsubst tests/bench/%.c,$(BUILD)/bench/%,$(wildcard tests/bench/*.c))
 $(BENCHES): $(BUILD)/bench/%: $(BUILD)/obj/tests/bench/%.o $(L_WORKER)
@@ -180,7 +187,7 @@ $(BENCHES): $(BUILD)/bench/%: $(BUILD)/obj/tests/bench/%.o $(L_WORKER)
 .PHONY: all setup tests test test-full test-system soak bench demo lint clean FORCE
 setup:
 	@sh deploy/setup.sh
-tests: $(UNIT_TESTS)
+tests: $(UNIT_TESTS) $(ISSUE_TESTS)
 test: setup
 	@$(MAKE) --no-print-directory all tests
 	@python3 tests/run.py --build $(BUILD)

@@ -85,6 +85,17 @@ struct adamw {
     double weight_decay; /* of this tensor: 0 for gains */
 };
 
+/* Latents that take in those of the block before: `rows` latents of which this rank has w of r columns, row i being
+ * branch i % branches. With u the sum of both, mean and variance over all r columns of a row:
+ *   xhat = (u - mean) / sqrt(variance + eps),  v = gain * xhat + bias,  z = activation(v).
+ * gain and bias are act [branches, w]; sums [rows, 2] stat = sum of u and of u^2, over the group when w < r. */
+struct crossing {
+    int64_t rows, w, r;
+    int branches;
+    double eps;
+    enum latent_act act;
+};
+
 struct kernels {
     const char *name; /* "cpu-fp32" */
     enum dtype act, stat, grad;
@@ -122,7 +133,7 @@ struct kernels {
      * accumulation of the stored values); n = x_out * gain unless n is NULL. x_out may alias x. */
     void (*residual_gain)(struct kstream *ks, int64_t T, int64_t w, const void *x, const void *y, const void *gain,
                           void *x_out, void *n, void *S);
-    /* R[T] stat = (S/d + eps)^-1/2; n = R * x * gain. The plain norm behind the last block. */
+    /* R[T] stat = (S/d + eps)^-1/2; n = R * x * gain. The plain norm. R may alias S; S NULL: R is given. */
     void (*norm_apply)(struct kstream *ks, int64_t T, int64_t w, int64_t d, double eps, const void *x, const void *gain,
                        const void *S, void *R, void *n);
     /* Backward of both: with u = dn * (R or 1 when R is NULL):
@@ -132,13 +143,29 @@ struct kernels {
                           const void *k, const void *dn, bool accumulate, void *dx, void *dgain);
 
     /* ---- bottleneck ---- */
-    /* latent H [T, n] act: R = (S/d + eps)^-1/2 and H := R H (online norm; S, R NULL: no norm, R = 1),
-     * z = activation(H). H keeps Y = R H for the backward. z may alias H only for LATENT_IDENTITY. */
+    /* latent H [T, n] act: R = (S/d + eps)^-1/2 and H := R H (online norm; R may alias S; S NULL: R is given;
+     * S, R NULL: no norm, R = 1), z = activation(H). H keeps Y = R H for the backward. z may alias H only for
+     * LATENT_IDENTITY. */
     void (*latent_forward)(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act,
                            void *H, const void *S, void *R, void *z);
     /* dz [T, n] := R * dY with dY = dz * activation'(Y); k[T] stat = (R^2/d) <dY, Y> (R, k NULL: no norm). */
     void (*latent_backward)(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act, const void *Y,
                             const void *R, void *dz, void *k);
+
+    /* ---- crossing latents ---- */
+    /* u = Y + G (+ bias); row i of G is at i * ldg; bias NULL: none. This rank's sums, unless NULL. */
+    void (*cross_sum)(struct kstream *ks, const struct crossing *c, const void *Y, const void *G, int64_t ldg,
+                      const void *bias, void *u, void *sums);
+    void (*cross_forward)(struct kstream *ks, const struct crossing *c, const void *u, const void *sums,
+                          const void *gain, const void *bias, void *z);
+    /* dz := dv = dz * activation'(v); dgain += sum over rows of dv * xhat; dbias += sum over rows of dv (both grad);
+     * back [rows, 2] stat = this rank's sums over the columns of g and of g * xhat, with g = dv * gain. */
+    void (*cross_backward_sums)(struct kstream *ks, const struct crossing *c, const void *u, const void *sums,
+                                const void *gain, const void *bias, void *dz, void *back, void *dgain, void *dbias);
+    /* dv := du = (g - back[0]/r - xhat * back[1]/r) / sqrt(variance + eps); dbias (of cross_sum) grad += sum over
+     * rows of du, unless NULL. */
+    void (*cross_backward)(struct kstream *ks, const struct crossing *c, const void *u, const void *sums,
+                           const void *gain, const void *back, void *dv, void *dbias);
 
     /* ---- attention ---- */
     /* Rotary positions, non-interleaved halves, in place on x [T, heads, e] with row stride ld; the
@@ -174,10 +201,15 @@ struct kernels {
      * c[T] stat = sum_v p_v l_v - l_target (0 for masked rows), the last norm's <dn, n>. */
     void (*ce_backward)(struct kstream *ks, int64_t T, int64_t ld, int64_t valid, int64_t first, void *logits,
                         const void *m, const void *sums, const int32_t *targets, double *loss, void *c);
-    /* k[T] stat = (R^2/d) c: what gain_backward wants for the last norm. k may alias c. */
+    /* out[T] stat = sum over w of a * b: a plain norm's c = <dn, n>, or this rank's part of it. */
+    void (*row_dot)(struct kstream *ks, int64_t T, int64_t w, const void *a, const void *b, void *out);
+    /* k[T] stat = (R^2/d) c: what gain_backward wants for a plain norm. k may alias c. */
     void (*norm_k)(struct kstream *ks, int64_t T, int64_t d, const void *R, const void *c, void *k);
 
     /* ---- layout ---- */
+    /* y = x, or y += x, of w columns in each of `rows` rows; ldx, ldy the distances of rows. */
+    void (*copy_rows)(struct kstream *ks, int64_t rows, int64_t w, const void *x, int64_t ldx, bool accumulate, void *y,
+                      int64_t ldy);
     /* in [parts][T][w] -> out [T][parts*w]: what an all-gather of hidden shards leaves, made dense. */
     void (*interleave)(struct kstream *ks, int parts, int64_t T, int64_t w, const void *in, void *out);
 

@@ -32,8 +32,8 @@ struct checkpoint {
     struct engine *engine;
     int rank;
     struct shard_writer *writer;
-    size_t n; /* parameters written here */
-    int64_t *index; /* [n] engine tensor numbers */
+    size_t n;                          /* parameters written here */
+    int64_t *index;                    /* [n] engine tensor numbers */
     struct safetensors_entry *entries; /* [n * KINDS] */
     char (*names)[NAME_MAX_BYTES];
     struct meta_list meta;
@@ -86,6 +86,20 @@ static void slice_text(char *out, size_t cap, const struct plan_tensor *t)
     snprintf(out, cap, "%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64, t->rows, t->cols, t->row0, t->col0);
 }
 
+static bool is_whole(const struct state_tensor *t)
+{
+    return t->count == t->tensor.nrows * t->tensor.ncols;
+}
+
+static void owned_text(char *out, size_t cap, const struct state_tensor *t)
+{
+    slice_text(out, cap, &t->tensor);
+    size_t used = strlen(out);
+    if (!is_whole(t))
+        snprintf(out + used, cap - used, ",%" PRId64 ",%" PRId64 ",%" PRId64, t->tensor.nrows, t->tensor.ncols,
+                 t->first);
+}
+
 static void fill_meta(struct checkpoint *c, const struct run_position *at)
 {
     const struct plan *p = c->plan;
@@ -108,7 +122,7 @@ static void fill_meta(struct checkpoint *c, const struct run_position *at)
         engine_tensor(c->engine, c->index[i], STATE_WEIGHT, &t);
         char key[sizeof *m->keys], value[META_VALUE];
         snprintf(key, sizeof key, "shard:%s", t.tensor.name);
-        slice_text(value, sizeof value, &t.tensor);
+        owned_text(value, sizeof value, &t);
         put_meta(m, key, "%s", value);
     }
 }
@@ -126,7 +140,7 @@ static int list_tensors(struct checkpoint *c, struct error *err)
     for (int64_t i = 0; i < all; i++) {
         struct state_tensor t;
         engine_tensor(c->engine, i, STATE_WEIGHT, &t);
-        if (!t.tensor.counted)
+        if (!t.tensor.counted || !t.count)
             continue;
         for (int k = 0; k < KINDS; k++) {
             engine_tensor(c->engine, i, state_kinds[k], &t);
@@ -134,10 +148,10 @@ static int list_tensors(struct checkpoint *c, struct error *err)
             entry_name(c->names[c->n * KINDS + (size_t)k], t.tensor.name, k);
             *e = (struct safetensors_entry){.name = c->names[c->n * KINDS + (size_t)k],
                                             .dtype = t.dtype,
-                                            .dims = 2,
-                                            .shape = {t.tensor.nrows, t.tensor.ncols},
+                                            .dims = is_whole(&t) ? 2 : 1,
+                                            .shape = {is_whole(&t) ? t.tensor.nrows : t.count, t.tensor.ncols},
                                             .begin = c->data_bytes};
-            c->data_bytes += (size_t)(t.tensor.nrows * t.tensor.ncols) * dtype_size(t.dtype);
+            c->data_bytes += (size_t)t.count * dtype_size(t.dtype);
             e->end = c->data_bytes;
         }
         c->index[c->n++] = i;
@@ -248,7 +262,7 @@ int checkpoint_snapshot(struct checkpoint *c, const struct run_position *at, str
         struct state_tensor t;
         engine_tensor(c->engine, c->index[i / KINDS], state_kinds[i % KINDS], &t);
         const struct safetensors_entry *e = &c->entries[i];
-        k->download(ks, c->image + c->header_bytes + e->begin, t.device, e->end - e->begin);
+        k->download(ks, c->image + c->header_bytes + e->begin, t.own, e->end - e->begin);
     }
     rc = k->stream_sync(ks, err);
     if (!rc)
@@ -302,8 +316,7 @@ static int other_layout(const char *dir, const char *theirs, const struct plan *
     return error_hint(err, "resume with the layout that wrote it");
 }
 
-static int open_shard(struct safetensors_file *f, const char *dir, const struct plan *plan, int rank,
-                      struct error *err)
+static int open_shard(struct safetensors_file *f, const char *dir, const struct plan *plan, int rank, struct error *err)
 {
     char file[64], path[PATH_MAX], theirs[64];
     shard_file_name(file, rank, plan->world);
@@ -381,101 +394,208 @@ static int read_position(const struct safetensors_file *f, const struct plan *pl
     return ERR_OK;
 }
 
-/* Reads one state tensor through `host` (large enough) after comparing everything that the file says of it. */
-static int restore_tensor(const struct safetensors_file *f, struct engine *engine, int64_t i, int kind, void *host,
-                          struct error *err)
+/* What a restore needs at hand. */
+struct restoring {
+    const char *dir;
+    const struct plan *plan;
+    struct engine *engine;
+    int rank;
+    struct rank_status *status;
+    void *host;       /* room for the largest entry */
+    int64_t *covered; /* [tensors * KINDS] elements that came in */
+    struct open_file {
+        int rank; /* -1: none */
+        struct safetensors_file file;
+    } files[3]; /* of a replica: what this rank, the first of its tp group, and the first stage wrote */
+};
+
+static int file_of(struct restoring *r, int writer, const struct safetensors_file **out, struct error *err)
 {
-    struct state_tensor t;
-    engine_tensor(engine, i, state_kinds[kind], &t);
-    const struct plan_tensor *p = &t.tensor;
-    char name[NAME_MAX_BYTES], key[NAME_MAX_BYTES + 8], slice[META_VALUE];
-    entry_name(name, p->name, kind);
-    const struct safetensors_entry *e = safetensors_find(f, name);
-    if (!e) {
-        error_set(err, ERR_INVALID, "%s has no tensor %s", f->path, name);
-        return error_hint(err, "the model section of the job must be that of the checkpoint");
+    struct open_file *f = r->files, *end = f + sizeof r->files / sizeof *r->files;
+    while (f < end && f->rank >= 0 && f->rank != writer)
+        f++;
+    if (f == end)
+        return error_set(err, ERR_INTERNAL, "a rank's state lies in too many shards");
+    if (f->rank < 0) {
+        int rc = open_shard(&f->file, r->dir, r->plan, writer, err);
+        if (rc)
+            return rc;
+        f->rank = writer;
     }
+    *out = &f->file;
+    return ERR_OK;
+}
+
+static void close_files(struct restoring *r)
+{
+    for (size_t i = 0; i < sizeof r->files / sizeof *r->files; i++) {
+        if (r->files[i].rank >= 0)
+            safetensors_close(&r->files[i].file);
+        r->files[i].rank = -1;
+    }
+}
+
+static int other_model(const struct safetensors_file *f, const char *name, const char *theirs,
+                       const struct plan_tensor *p, struct error *err)
+{
+    char slice[META_VALUE];
+    slice_text(slice, sizeof slice, p);
+    error_set(err, ERR_INVALID,
+              "%s: tensor %s is of (rows,cols,row0,col0) %s, this job needs [%" PRId64 ", %" PRId64 "] of %s", f->path,
+              name, theirs ? theirs : "?", p->nrows, p->ncols, slice);
+    return error_hint(err, "the model section of the job must be that of the checkpoint");
+}
+
+/* The elements [*first, *first + *count) of slice p that an entry holds, after comparing everything that the file
+ * says of it. */
+static int entry_range(const struct safetensors_file *f, const struct safetensors_entry *e, const char *name,
+                       const struct plan_tensor *p, int64_t *first, int64_t *count, struct error *err)
+{
+    char key[NAME_MAX_BYTES + 8], slice[META_VALUE];
     snprintf(key, sizeof key, "shard:%s", p->name);
     slice_text(slice, sizeof slice, p);
     const char *theirs = safetensors_meta(f, key);
-    if (e->dims != 2 || e->shape[0] != p->nrows || e->shape[1] != p->ncols || !theirs || strcmp(theirs, slice)) {
-        error_set(err, ERR_INVALID,
-                  "%s: tensor %s is [%" PRId64 ", %" PRId64 "] of (rows,cols,row0,col0) %s, this job needs [%" PRId64
-                  ", %" PRId64 "] of %s",
-                  f->path, name, e->shape[0], e->shape[1], theirs ? theirs : "?", p->nrows, p->ncols, slice);
-        return error_hint(err, "the model section of the job must be that of the checkpoint");
+    *first = 0;
+    if (e->dims == 2) {
+        *count = p->nrows * p->ncols;
+        bool same = e->shape[0] == p->nrows && e->shape[1] == p->ncols && theirs && !strcmp(theirs, slice);
+        return same ? ERR_OK : other_model(f, name, theirs, p, err);
     }
-    if (e->dtype != t.dtype) {
-        error_set(err, ERR_INVALID, "%s: tensor %s is %s, this job keeps it as %s", f->path, name,
-                  dtype_name(e->dtype), dtype_name(t.dtype));
-        return error_hint(err, "resume with the run.precision that wrote the checkpoint");
-    }
-    int rc = safetensors_read(f, e, host, err);
-    if (rc)
-        return rc;
-    engine_kernels(engine)->upload(engine_stream(engine), t.device, host, e->end - e->begin);
-    return engine_kernels(engine)->stream_sync(engine_stream(engine), err);
+    char prefix[META_VALUE + 64], *end = NULL;
+    size_t len = (size_t)snprintf(prefix, sizeof prefix, "%s,%" PRId64 ",%" PRId64 ",", slice, p->nrows, p->ncols);
+    if (e->dims != 1 || !theirs || strncmp(theirs, prefix, len))
+        return other_model(f, name, theirs, p, err);
+    errno = 0;
+    *first = strtoll(theirs + len, &end, 10);
+    *count = e->shape[0];
+    if (end == theirs + len || *end || errno || *first < 0 || *count > p->nrows * p->ncols - *first)
+        return error_set(err, ERR_CORRUPT, "%s: metadata '%s' is impossible", f->path, key);
+    return ERR_OK;
 }
 
-/* The largest state tensor in bytes. */
+/* What one shard holds of one state tensor and this rank needs. */
+static int restore_entry(struct restoring *r, const struct safetensors_file *f, int64_t i, int kind, struct error *err)
+{
+    struct state_tensor t;
+    engine_tensor(r->engine, i, state_kinds[kind], &t);
+    char name[NAME_MAX_BYTES];
+    entry_name(name, t.tensor.name, kind);
+    const struct safetensors_entry *e = safetensors_find(f, name);
+    int64_t first = 0, count = 0;
+    if (!e)
+        return ERR_OK; /* another replica has it, or the sum of what came in will tell */
+    int rc = entry_range(f, e, name, &t.tensor, &first, &count, err);
+    if (rc)
+        return rc;
+    if (e->dtype != t.dtype) {
+        error_set(err, ERR_INVALID, "%s: tensor %s is %s, this job keeps it as %s", f->path, name, dtype_name(e->dtype),
+                  dtype_name(t.dtype));
+        return error_hint(err, "resume with the run.precision that wrote the checkpoint");
+    }
+    int64_t begin = t.device ? 0 : t.first, end = t.device ? t.tensor.nrows * t.tensor.ncols : t.first + t.count;
+    int64_t from = first > begin ? first : begin, to = first + count < end ? first + count : end;
+    if (from >= to)
+        return ERR_OK;
+    rc = safetensors_read(f, e, r->host, err);
+    if (rc)
+        return rc;
+    size_t size = dtype_size(t.dtype);
+    char *target = t.device ? t.device : t.own;
+    engine_kernels(r->engine)->upload(engine_stream(r->engine), target + (size_t)(from - begin) * size,
+                                      (const char *)r->host + (size_t)(from - first) * size,
+                                      (size_t)(to - from) * size);
+    r->covered[i * KINDS + kind] += to - from;
+    if (r->status)
+        __atomic_fetch_add(&r->status->bytes, (uint64_t)(to - from) * size, __ATOMIC_RELAXED);
+    return engine_kernels(r->engine)->stream_sync(engine_stream(r->engine), err);
+}
+
+/* Everything that one replica wrote of what this rank holds. */
+static int restore_replica(struct restoring *r, int replica, struct error *err)
+{
+    struct plan_stage stage;
+    plan_stage_at(r->plan, plan_pp_rank(r->plan, r->rank), &stage);
+    int rc = ERR_OK;
+    for (int64_t i = 0; i < engine_tensor_count(r->engine) && !rc; i++) {
+        const struct safetensors_file *f = NULL;
+        rc = file_of(r, plan_writer(r->plan, &stage, r->rank, i, replica), &f, err);
+        for (int k = 0; k < KINDS && !rc; k++)
+            rc = restore_entry(r, f, i, k, err);
+    }
+    close_files(r);
+    return rc;
+}
+
+/* Every element came in, once, and this rank's own shard holds nothing else. */
+static int check_complete(const struct restoring *r, const struct safetensors_file *own, struct error *err)
+{
+    size_t expected = 0;
+    for (int64_t i = 0; i < engine_tensor_count(r->engine); i++)
+        for (int k = 0; k < KINDS; k++) {
+            struct state_tensor t;
+            char name[NAME_MAX_BYTES];
+            engine_tensor(r->engine, i, state_kinds[k], &t);
+            entry_name(name, t.tensor.name, k);
+            expected += safetensors_find(own, name) != NULL;
+            int64_t need = t.device ? t.tensor.nrows * t.tensor.ncols : t.count;
+            if (r->covered[i * KINDS + k] == need)
+                continue;
+            if (r->covered[i * KINDS + k])
+                error_set(err, ERR_INVALID, "checkpoint %s has %" PRId64 " of %" PRId64 " elements of tensor %s", r->dir,
+                          r->covered[i * KINDS + k], need, name);
+            else
+                error_set(err, ERR_INVALID, "checkpoint %s has no tensor %s", r->dir, name);
+            return error_hint(err, "the model section of the job must be that of the checkpoint");
+        }
+    if (own->n == expected)
+        return ERR_OK;
+    error_set(err, ERR_INVALID, "%s holds %zu tensors, of which this job's model has %zu", own->path, own->n, expected);
+    return error_hint(err, "the model section of the job must be that of the checkpoint");
+}
+
+/* The largest slice in bytes: no entry that is read is longer. */
 static size_t largest(struct engine *engine)
 {
     size_t most = 1;
-    for (int64_t i = 0; i < engine_tensor_count(engine); i++)
-        for (int k = 0; k < KINDS; k++) {
-            struct state_tensor t;
-            engine_tensor(engine, i, state_kinds[k], &t);
-            size_t bytes = (size_t)(t.tensor.nrows * t.tensor.ncols) * dtype_size(t.dtype);
-            most = bytes > most ? bytes : most;
-        }
+    for (int64_t i = 0; i < engine_tensor_count(engine); i++) {
+        struct state_tensor t;
+        engine_tensor(engine, i, STATE_WEIGHT, &t);
+        size_t bytes = (size_t)(t.tensor.nrows * t.tensor.ncols) * dtype_size(t.dtype);
+        most = bytes > most ? bytes : most;
+    }
     return most;
 }
 
-static int restore_tensors(const struct safetensors_file *own, const struct safetensors_file *first,
-                           struct engine *engine, struct rank_status *status, struct error *err)
+static int restore_tensors(struct restoring *r, const struct safetensors_file *own, struct error *err)
 {
-    void *host = malloc(largest(engine));
-    if (!host)
-        return error_set(err, ERR_NOMEM, "no memory for the largest tensor");
-    int rc = ERR_OK;
-    size_t counted = 0;
-    for (int64_t i = 0; i < engine_tensor_count(engine) && !rc; i++) {
-        struct state_tensor t;
-        engine_tensor(engine, i, STATE_WEIGHT, &t);
-        counted += t.tensor.counted;
-        for (int k = 0; k < KINDS && !rc; k++)
-            rc = restore_tensor(t.tensor.counted ? own : first, engine, i, k, host, err);
-        if (status)
-            __atomic_fetch_add(&status->bytes,
-                               (uint64_t)(t.tensor.nrows * t.tensor.ncols) * dtype_size(t.dtype) * KINDS,
-                               __ATOMIC_RELAXED);
-    }
-    free(host);
-    if (!rc && own->n != counted * KINDS) {
-        rc = error_set(err, ERR_INVALID, "%s holds %zu tensors, this job's model has %zu", own->path, own->n,
-                       counted * KINDS);
-        error_hint(err, "the model section of the job must be that of the checkpoint");
-    }
+    r->host = malloc(largest(r->engine));
+    r->covered = calloc((size_t)engine_tensor_count(r->engine) * KINDS, sizeof *r->covered);
+    for (size_t i = 0; i < sizeof r->files / sizeof *r->files; i++)
+        r->files[i].rank = -1;
+    int rc = r->host && r->covered ? ERR_OK : error_set(err, ERR_NOMEM, "no memory to read the checkpoint");
+    for (int k = 0; k < r->plan->dp && !rc; k++)
+        rc = restore_replica(r, k, err);
+    if (!rc)
+        rc = check_complete(r, own, err);
+    free(r->host);
+    free(r->covered);
     return rc;
 }
 
 int checkpoint_restore(const char *dir, const struct plan *plan, struct engine *engine, int rank,
                        struct rank_status *status, struct run_position *at, struct error *err)
 {
-    struct safetensors_file own = {.fd = -1}, first = {.fd = -1};
+    struct safetensors_file own = {.fd = -1};
+    struct restoring r = {.dir = dir, .plan = plan, .engine = engine, .rank = rank, .status = status};
     int rc = open_shard(&own, dir, plan, rank, err);
-    /* What is replicated over tp is counted, and written, by tp rank 0 only. */
-    if (!rc)
-        rc = open_shard(&first, dir, plan, rank - plan_tp_rank(plan, rank), err);
     if (!rc)
         rc = read_position(&own, plan, at, err);
     if (!rc)
-        rc = restore_tensors(&own, &first, engine, status, err);
+        rc = restore_tensors(&r, &own, err);
     if (!rc)
         rc = engine_set_adam_t(engine, at->adam_t, err);
     if (!rc)
         rc = engine_weights_changed(engine, err);
-    safetensors_close(&first);
     safetensors_close(&own);
     if (rc)
         error_context(err, "resume");

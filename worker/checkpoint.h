@@ -1,10 +1,13 @@
 /* Checkpoints without communication: at a step that all ranks agreed on, each copies its
  * state to host memory and a background thread writes it while training goes on.
  *
- * A shard is <dir>/step-<n>.a<k>/rank-00000-of-00002.safetensors with, for every parameter that
- * this rank counts (struct plan_tensor), the master weight under the parameter's name and the Adam
- * moments under name.m and name.v; the metadata holds what else a bit-equal resume needs, and
- * "shard:<name>" = "rows,cols,row0,col0": the global shape and where this slice begins. */
+ * A shard is <dir>/step-<n>.a<k>/rank-00000-of-00002.safetensors. What several ranks hold is written
+ * once: what is equal over tp by the first, a tied table by the first stage, and what is equal over the
+ * replicas by each one its part (struct state_tensor's `own`). Of a parameter there is the master weight
+ * under the parameter's name and the Adam moments under name.m and name.v: a slice [nrows, ncols] with the
+ * metadata "shard:<name>" = "rows,cols,row0,col0" (the global shape and where the slice begins), or a part [n] of
+ * one with "rows,cols,row0,col0,nrows,ncols,first" (and the part's first element in the slice, row-major).
+ * The metadata holds what else a bit-equal resume needs. */
 #ifndef BOOST_WORKER_CHECKPOINT_H
 #define BOOST_WORKER_CHECKPOINT_H
 
@@ -44,9 +47,9 @@ MUST_USE int checkpoint_snapshot(struct checkpoint *c, const struct run_position
 int checkpoint_wait(struct checkpoint *c, struct error *err);
 int64_t checkpoint_bytes(const struct checkpoint *c); /* of a shard */
 
-/* Reads the state of this rank from a checkpoint directory written with the same layout, weights into
- * the engine too. ERR_UNSUPPORTED: another layout. ERR_INVALID: another model or another batch size.
- * ERR_CORRUPT: damaged or incomplete. `status` may be NULL. */
+/* Reads the state of this rank from a checkpoint directory written with the same tp, pp and dp (zero and
+ * bucket_mib may differ), weights into the engine too; collective under zero 1. ERR_UNSUPPORTED: another layout.
+ * ERR_INVALID: another model or another batch size. ERR_CORRUPT: damaged or incomplete. `status` may be NULL. */
 MUST_USE int checkpoint_restore(const char *dir, const struct plan *plan, struct engine *engine, int rank,
                                 struct rank_status *status, struct run_position *at, struct error *err);
 /* Attempt number that wrote the directory "…/step-<n>.a<k>", from its name; 0 when it has another form. */

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "worker/data_parallel.h"
 #include "worker/engine_internal.h"
 
 _Static_assert(sizeof(struct step_block) <= PLAN_BLOCK_BYTES, "the plan's arena has room for the step block");
@@ -10,7 +11,7 @@ _Static_assert(sizeof(struct step_block) <= PLAN_BLOCK_BYTES, "the plan's arena 
 void *engine_buffer(const struct engine *e, enum plan_buffer buffer, int64_t layer)
 {
     const struct plan_place *at = &e->places.at[buffer];
-    return e->arena + at->offset + layer * at->stride;
+    return e->arena + at->offset + (e->slot * at->layers + at->front + layer - e->stage.layer0) * at->stride;
 }
 
 void *act_at(const struct engine *e, const void *base, int64_t elements)
@@ -18,42 +19,55 @@ void *act_at(const struct engine *e, const void *base, int64_t elements)
     return (char *)base + elements * (int64_t)dtype_size(e->k->act);
 }
 
+struct param param_at(const struct engine *e, const struct param *p, int64_t elements)
+{
+    return (struct param){act_at(e, p->weight, elements), (char *)p->grad + elements * (int64_t)dtype_size(e->k->grad)};
+}
+
+void engine_set_pass(struct engine *e, enum comm_pass pass)
+{
+    comms_set_pass(e->comms, pass);
+}
+
 static const struct strategy *find_strategy(const struct plan *p)
 {
-    return p->strategy == BOOST__STRATEGY__VALUE__BTP ? &strategy_btp : NULL;
+    static const struct strategy *const strategies[] = {
+        [BOOST__STRATEGY__VALUE__FULL] = &strategy_full,
+        [BOOST__STRATEGY__VALUE__VANILLA] = &strategy_vanilla,
+        [BOOST__STRATEGY__VALUE__BTP] = &strategy_btp,
+    };
+    return strategies[p->strategy];
 }
 
-static struct param param_at(const struct engine *e, int64_t offset)
-{
-    char *weights = engine_buffer(e, BUF_WEIGHTS, 0), *grads = engine_buffer(e, BUF_GRADS, 0);
-    return (struct param){weights + offset * (int64_t)dtype_size(e->k->act),
-                          grads + offset * (int64_t)dtype_size(e->k->grad)};
-}
-
-/* Where a tensor of a block belongs; NULL for the later branches of a group, which follow the first. */
+/* Where a tensor of a block belongs; NULL for the later branches of a site, which follow the first. */
 static struct param *slot_of(struct layer *l, const struct plan_tensor *t)
 {
-    if (t->role == ROLE_GAIN)
-        return t->projection == PROJ_Q ? &l->norm1 : &l->norm2;
-    bool down = t->role == ROLE_DOWN;
-    switch (t->projection) {
-    case PROJ_Q:
-        return down ? &l->a_qkv : &l->b_q;
-    case PROJ_K:
-        return down ? NULL : &l->b_k;
-    case PROJ_O:
-        return down ? &l->a_o : &l->b_o;
-    case PROJ_GATE:
-        return down ? &l->a_gu : &l->b_gate;
-    case PROJ_DOWN:
-        return down ? &l->a_down : &l->b_down;
-    default:
+    enum plan_site site = plan_site_of(t->projection);
+    if (t->projection != (int)plan_branches(site).first)
         return NULL;
+    switch (t->role) {
+    case ROLE_GAIN:
+        return site == SITE_QKV ? &l->norm1 : &l->norm2;
+    case ROLE_DOWN:
+        return &l->site[site].down;
+    case ROLE_CROSS_GAIN:
+        return &l->site[site].cross_gain;
+    case ROLE_CROSS_BIAS:
+        return &l->site[site].cross_bias;
+    case ROLE_GATE:
+        return &l->site[site].gate;
+    case ROLE_GATE_BIAS:
+        return &l->site[site].gate_bias;
+    case ROLE_GATE_LEFT:
+        return &l->site[site].gate_left;
+    default:
+        return &l->site[site].up;
     }
 }
 
 static void bind_parameters(struct engine *e)
 {
+    const struct param start = {engine_buffer(e, BUF_WEIGHTS, 0), engine_buffer(e, BUF_GRADS, 0)};
     for (int64_t i = 0; i < e->tensor_count; i++) {
         const struct plan_tensor *t = &e->tensors[i];
         struct param *to;
@@ -66,8 +80,8 @@ static void bind_parameters(struct engine *e)
         else
             to = slot_of(&e->layers[t->layer], t);
         if (to)
-            *to = param_at(e, t->offset);
-        if (t->role == ROLE_HEAD || (t->role == ROLE_EMBEDDING && e->plan->tied)) {
+            *to = param_at(e, &start, t->offset);
+        if (t->role == ROLE_HEAD || (t->role == ROLE_EMBEDDING && !plan_embedding_by_hidden(e->plan))) {
             e->vocab_first = t->row0;
             e->vocab_rows = t->nrows;
         }
@@ -79,25 +93,42 @@ static void bind_parameters(struct engine *e)
 static void describe(struct engine *e)
 {
     const struct plan *p = e->plan;
-    e->w = p->d / p->tp;
-    e->wk = p->hk * p->e / p->tp;
-    e->fw = p->f / p->tp;
+    e->cut = plan_cut(p);
+    plan_widths(p, &e->w);
     e->attention = (struct attention){.b = p->micro_batch,
                                       .s = p->s,
-                                      .h = p->h / p->tp,
-                                      .hk = p->hk / p->tp,
+                                      .h = e->w.heads,
+                                      .hk = e->w.kv_heads,
                                       .e = p->e,
-                                      .ldq = e->w,
-                                      .ldk = e->wk,
-                                      .ldv = e->wk,
-                                      .ldo = e->w};
+                                      .ldq = e->w.out[PROJ_Q],
+                                      .ldk = e->w.out[PROJ_K],
+                                      .ldv = e->w.out[PROJ_V],
+                                      .ldo = e->w.out[PROJ_Q]};
     size_t forward = e->k->attention_workspace(&e->attention, false);
     size_t backward = e->k->attention_workspace(&e->attention, true);
     e->backend = (struct plan_backend){.act = e->k->act,
                                        .stat = e->k->stat,
                                        .grad = e->k->grad,
                                        .attention_workspace = (int64_t)(forward > backward ? forward : backward)};
-    plan_arena(p, &e->backend, &e->places);
+    plan_arena(p, e->stage.index, &e->backend, &e->places);
+}
+
+struct comm_layout engine_layout(const struct plan *p)
+{
+    return (struct comm_layout){.tp = p->tp, .dp = p->dp, .pp = p->pp, .ends = p->tied};
+}
+
+static int check_groups(const struct plan *plan, struct comms *comms, int rank, struct error *err)
+{
+    struct comm_layout layout = engine_layout(plan);
+    for (int g = 0; g < GROUP_COUNT; g++) {
+        struct comm_place place = comm_place_of(&layout, rank, (enum comm_group)g);
+        const struct comm *c = comms_group(comms, (enum comm_group)g);
+        if (c->size != place.size || c->rank != place.rank)
+            return error_set(err, ERR_INTERNAL, "rank %d of tp = %d, dp = %d, pp = %d got a group %s of %d", rank,
+                             plan->tp, plan->dp, plan->pp, comm_group_name((enum comm_group)g), c->size);
+    }
+    return ERR_OK;
 }
 
 int engine_create(const struct plan *plan, const struct kernels *k, struct comms *comms, int rank, int threads,
@@ -110,17 +141,13 @@ int engine_create(const struct plan *plan, const struct kernels *k, struct comms
         return error_set(err, ERR_NOMEM, "no memory for the engine of rank %d", rank);
     *e = (struct engine){.plan = plan, .k = k, .comms = comms, .rank = rank, .tp_rank = plan_tp_rank(plan, rank)};
     e->strategy = find_strategy(plan);
-    if (!e->strategy || plan->pp != 1 || plan->dp != 1) {
-        rc = error_set(err, ERR_UNSUPPORTED, "the engine has strategy BTP with pp = dp = 1 only");
+    e->optimizer = find_optimizer(plan);
+    rc = check_groups(plan, comms, rank, err);
+    if (rc)
         goto out;
-    }
-    if (comms->tp.size != plan->tp || comms->tp.rank != e->tp_rank || comms->world.size != plan->world) {
-        rc = error_set(err, ERR_INTERNAL, "rank %d of a plan with tp = %d got groups of tp %d and world %d", rank,
-                       plan->tp, comms->tp.size, comms->world.size);
-        goto out;
-    }
+    plan_stage_at(plan, plan_pp_rank(plan, rank), &e->stage);
     describe(e);
-    e->tensor_count = plan_tensor_count(plan);
+    e->tensor_count = e->stage.tensors;
     e->tensors = calloc((size_t)e->tensor_count, sizeof *e->tensors);
     e->layers = calloc((size_t)plan->L, sizeof *e->layers);
     if (!e->tensors || !e->layers) {
@@ -128,10 +155,13 @@ int engine_create(const struct plan *plan, const struct kernels *k, struct comms
         goto out;
     }
     for (int64_t i = 0; i < e->tensor_count; i++)
-        plan_tensor_at(plan, rank, i, &e->tensors[i]);
+        plan_stage_tensor_at(plan, &e->stage, rank, i, &e->tensors[i]);
+    rc = data_parallel_prepare(e, err);
+    if (rc)
+        goto out;
 
     struct plan_memory memory;
-    plan_memory(plan, &e->backend, &memory);
+    plan_stage_memory(plan, e->stage.index, &e->backend, &memory);
     assert(memory.total == e->places.total);
     rc = k->stream_create(threads, &e->ks, err);
     if (rc)
@@ -163,6 +193,8 @@ void engine_destroy(struct engine *e)
     if (e->ks)
         e->k->stream_destroy(e->ks);
     free(e->tensors);
+    free(e->owned);
+    free(e->buckets);
     free(e->layers);
     free(e);
 }
@@ -180,20 +212,42 @@ void engine_tensor(const struct engine *e, int64_t i, enum state_kind kind, stru
     if (kind == STATE_WEIGHT && !e->places.at[BUF_MASTER].bytes)
         buffer = BUF_WEIGHTS; /* act = grad: the weights are their own master */
     char *base = engine_buffer(e, buffer, 0);
+    int64_t element = (int64_t)dtype_size(e->k->grad);
+    bool cut = e->plan->zero && buffer != BUF_WEIGHTS && buffer != BUF_GRADS;
+    const struct owned *o = &e->owned[i];
     *out = (struct state_tensor){
         .tensor = e->tensors[i],
         .kind = kind,
         .dtype = e->k->grad,
-        .device = base + e->tensors[i].offset * (int64_t)dtype_size(e->k->grad),
+        .device = cut ? NULL : base + e->tensors[i].offset * element,
+        .first = o->first,
+        .count = o->count,
+        .own = !o->count ? NULL : base + (cut ? o->state : e->tensors[i].offset + o->first) * element,
     };
 }
 
 int engine_weights_changed(struct engine *e, struct error *err)
 {
-    if (e->places.at[BUF_MASTER].bytes)
-        e->k->cast(e->ks, e->k->act, engine_buffer(e, BUF_WEIGHTS, 0), e->k->grad, engine_buffer(e, BUF_MASTER, 0),
-                   plan_parameter_elements(e->plan));
-    return e->k->stream_sync(e->ks, err);
+    void *weights = engine_buffer(e, BUF_WEIGHTS, 0), *master = engine_buffer(e, BUF_MASTER, 0);
+    bool separate = e->places.at[BUF_MASTER].bytes != 0;
+    int rc = ERR_OK;
+    if (separate && !e->plan->zero)
+        e->k->cast(e->ks, e->k->act, weights, e->k->grad, master, e->stage.elements);
+    for (int64_t i = 0; i < e->tensor_count && separate && e->plan->zero; i++) {
+        struct state_tensor t;
+        engine_tensor(e, i, STATE_WEIGHT, &t);
+        if (t.count)
+            e->k->cast(e->ks, e->k->act, act_at(e, weights, t.tensor.offset + t.first), e->k->grad, t.own, t.count);
+    }
+    if (separate)
+        rc = data_parallel_gather(e, err);
+    return rc ? rc : e->k->stream_sync(e->ks, err);
+}
+
+void engine_watch(struct engine *e, void (*watch)(void *arg, const char *doing), void *arg)
+{
+    e->watch = watch;
+    e->watch_arg = arg;
 }
 
 double engine_adam_t(struct engine *e)

@@ -14,6 +14,9 @@
 
 struct engine;
 
+/* The groups that the ranks of a plan form. */
+struct comm_layout engine_layout(const struct plan *plan);
+
 /* plan, kernels and comms stay the caller's and outlive the engine. Allocates the arena (plan_memory). */
 MUST_USE int engine_create(const struct plan *plan, const struct kernels *k, struct comms *comms, int rank, int threads,
                            struct engine **out, struct error *err);
@@ -35,21 +38,29 @@ struct step_request {
 struct step_result {
     double loss; /* mean over the unmasked tokens of the global batch */
     int64_t tokens;
-    double grad_norm; /* before clipping */
-    bool skipped;     /* the update did not happen: non-finite */
+    double grad_norm;            /* before clipping */
+    bool skipped;                /* the update did not happen: non-finite */
     bool stop, checkpoint, busy; /* agreed by all ranks */
 };
 /* Forward and backward of plan->accumulation micro-batches, agreement, update. `progress` (may be
- * NULL) is called after each micro-batch. */
+ * NULL) is called after each micro-batch's backward. */
 MUST_USE int engine_step(struct engine *e, const struct micro_batch *micro, const struct step_request *request,
                          struct step_result *result, void (*progress)(void *arg), void *arg, struct error *err);
 
-/* Loss sum and token count of one micro-batch without gradients; same on every tp rank. */
+/* Before each forward and backward `watch` gets a text such as "backward of micro-batch 2 of 8 in stage 1 of 4". */
+void engine_watch(struct engine *e, void (*watch)(void *arg, const char *doing), void *arg);
+
+/* Loss sum and token count of one micro-batch without gradients: the same on every tp rank of the last
+ * stage, zeros on earlier stages. All stages call it for the same micro-batches. */
 MUST_USE int engine_eval(struct engine *e, const struct micro_batch *micro, double *loss_sum, double *tokens,
                          struct error *err);
-/* Gradients of the loss SUM of one micro-batch into the gradient buffers (zeroed first), no update: for tests. */
+/* The sums of an evaluation whose micro-batches are spread over replicas and stages, on every rank: one
+ * all-reduce over the world (none when dp = pp = 1, where each rank has them). In place. */
+MUST_USE int engine_eval_total(struct engine *e, double *loss_sum, double *tokens, struct error *err);
+/* Gradients of the loss SUM of one micro-batch (with replicas: of one each) into the gradient buffers (zeroed
+ * first), summed over dp, no update: for tests. The loss as in engine_eval. */
 MUST_USE int engine_gradients(struct engine *e, const struct micro_batch *micro, double *loss_sum, struct error *err);
-/* Full logits of this rank's vocabulary slice, [T, V_pad/t] act, copied to host memory: for tests. */
+/* Full logits of this rank's vocabulary slice, [T, V_pad/t] act, copied to host memory (last stage): for tests. */
 MUST_USE int engine_logits(struct engine *e, const struct micro_batch *micro, void *host, struct error *err);
 
 /* ---- state, for checkpoints and tests --------------------------------------- */
@@ -59,11 +70,16 @@ struct state_tensor {
     struct plan_tensor tensor; /* name, global shape, this rank's slice, counted */
     enum state_kind kind;
     enum dtype dtype;
-    void *device; /* nrows * ncols, dense */
+    void *device; /* nrows * ncols, dense; NULL: only the owned part is here (zero 1: moments, masters) */
+    /* What this replica owns of the slice (of each element there is one owner among the replicas): [first, first +
+     * count) of nrows * ncols. Under zero 1 a reduced gradient is valid there only. own is NULL when count is 0. */
+    int64_t first, count;
+    void *own;
 };
+/* Tensors of this rank's stage. */
 int64_t engine_tensor_count(const struct engine *e);
 void engine_tensor(const struct engine *e, int64_t i, enum state_kind kind, struct state_tensor *out);
-/* After weights were written from outside (restore, tests): refreshes the compute copies. */
+/* After weights were written from outside (restore, tests): refreshes the compute copies. All replicas call it. */
 MUST_USE int engine_weights_changed(struct engine *e, struct error *err);
 double engine_adam_t(struct engine *e);
 MUST_USE int engine_set_adam_t(struct engine *e, double t, struct error *err);

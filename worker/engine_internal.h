@@ -1,8 +1,10 @@
-/* Private to the engine's files: engine.c, init.c, linear.c, block_btp.c, edges_btp.c, step.c. */
+/* Private to the engine's files: engine.c, init.c, step.c, block.c, norm.c, latent.c, linear.c, edges.c and the
+ * strategies. */
 #ifndef BOOST_WORKER_ENGINE_INTERNAL_H
 #define BOOST_WORKER_ENGINE_INTERNAL_H
 
 #include "worker/engine.h"
+#include "worker/optimizer.h"
 #include "worker/plan/arena.h"
 
 /* A parameter slice and its gradient, addresses in the arena. */
@@ -11,51 +13,86 @@ struct param {
     void *grad;   /* grad */
 };
 
-/* What a block reads and adds to. Branches that share an input are one [c*r, w] tensor. */
+/* What a block reads and adds to. Branches that share an input follow one another: a [c r, in] tensor of
+ * their A, and their B or W one after the other. */
+struct site_params {
+    struct param down; /* A of the first branch; none in a dense model */
+    struct param up;   /* its B, or its W */
+    /* LAX, from the second layer on */
+    struct param cross_gain, cross_bias, gate, gate_bias, gate_left;
+};
 struct layer {
-    struct param norm1, a_qkv, b_q, b_k /* v follows */, a_o, b_o;
-    struct param norm2, a_gu, b_gate /* up follows */, a_down, b_down;
+    struct param norm1, norm2;
+    struct site_params site[SITE_COUNT];
+};
+
+/* The branches of a site that go together through one A: all of them when grouped, else one. */
+struct bundle {
+    enum plan_site site;
+    int first, count;
 };
 
 /* What differs between FULL, VANILLA and BTP. Each call runs one micro-batch's part on this
- * rank; all but `loss` may call collectives of the pass set in the comms. */
+ * rank; all may call collectives of the pass set in the comms. */
 struct strategy {
     const char *name;
+
+    /* ---- edges ---- */
+    /* Tokens to BUF_X1 of layer 0; BUF_DX to the table's gradient. */
     int (*embed_forward)(struct engine *e, struct error *err);
-    int (*block_forward)(struct engine *e, int64_t layer, struct error *err);
-    /* Last norm, head: logits in BUF_LOGITS. */
-    int (*head_forward)(struct engine *e, struct error *err);
-    /* Adds loss sum and token count to sum[0], sum[1] (NULL: this rank does not report them);
-     * gradient: turns the logits into their gradients. */
-    int (*loss)(struct engine *e, double *sum, bool gradient, struct error *err);
-    int (*head_backward)(struct engine *e, struct error *err);
-    int (*block_backward)(struct engine *e, int64_t layer, struct error *err);
     int (*embed_backward)(struct engine *e, struct error *err);
+    /* From BUF_NF to head_input(), [T, d]; from the logits' gradient to BUF_DN. */
+    int (*head_gather)(struct engine *e, struct error *err);
+    int (*head_scatter)(struct engine *e, struct error *err);
+
+    /* ---- the linear layers of a site: x its input, y its branches' outputs one after the other ---- */
+    /* As far as the bottleneck. again: the latents were kept, make only what was not. */
+    int (*latent)(struct engine *e, enum plan_site site, int64_t layer, const void *x, bool again, struct error *err);
+    /* From there to the outputs. */
+    int (*output)(struct engine *e, enum plan_site site, int64_t layer, const void *x, void *y, struct error *err);
+    /* Gradients of a bundle's weights; dx of this bundle alone. dy is that of all branches. */
+    int (*backward)(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy, void *dx,
+                    struct error *err);
 };
-extern const struct strategy strategy_btp;
+extern const struct strategy strategy_full, strategy_vanilla, strategy_btp;
+
+/* What this replica owns of a tensor: elements [first, first + count) of its slice, which under zero 1 begin
+ * at `state` in the buffers that are cut over dp. */
+struct owned {
+    int64_t first, count, state;
+};
 
 struct engine {
     const struct plan *plan;
     const struct kernels *k;
     struct comms *comms;
     const struct strategy *strategy;
+    const struct optimizer *optimizer;
     struct kstream *ks;
     int rank, tp_rank;
+    struct plan_stage stage;
+    int64_t slot; /* of the micro-batch at work, among those that the stage holds */
 
     struct plan_backend backend;
     struct plan_arena places;
     char *arena;
-    int64_t w, wk, fw; /* local widths: d/t, hk*e/t, f/t */
+    const struct plan_cut *cut;
+    struct plan_widths w; /* on this rank */
     struct attention attention;
 
     int64_t tensor_count;
-    struct plan_tensor *tensors; /* canonical order */
-    struct layer *layers;        /* [L] */
+    struct plan_tensor *tensors; /* of the stage, canonical order */
+    struct owned *owned;         /* [tensor_count] */
+    struct layer *layers;        /* [L], this stage's are filled in */
+    int64_t bucket_count, next_bucket;
+    struct plan_bucket *buckets; /* of gradients, in the order of the backward */
     struct param embedding, norm, head;
     int64_t vocab_first, vocab_rows; /* valid vocabulary rows of the head on this rank */
 
     struct step_block *block; /* device */
-    struct {                  /* host ends of the transfers of a step */
+    void (*watch)(void *arg, const char *doing);
+    void *watch_arg;
+    struct { /* host ends of the transfers of a step */
         double votes[AGREE_BUSY - AGREE_STOP + 1];
         double lr, adam_t;
         struct step_block block;
@@ -63,30 +100,127 @@ struct engine {
     } host;
 };
 
-/* A buffer of the arena; `layer` only for saved ones, else 0. */
+/* ---- memory (engine.c) ---- */
+
+/* A buffer of the arena; `layer` (of the model, in this stage) only for those of a block, which are the
+ * micro-batch's at work; else 0. */
 void *engine_buffer(const struct engine *e, enum plan_buffer buffer, int64_t layer);
 /* The address `elements` further on. */
 void *act_at(const struct engine *e, const void *base, int64_t elements);
+struct param param_at(const struct engine *e, const struct param *p, int64_t elements);
+/* What the collectives that follow are counted as. */
+void engine_set_pass(struct engine *e, enum comm_pass pass);
 
-/* ---- the two halves of a low-rank pair (linear.c) ---- */
+/* ---- a block (block.c) ---- */
+
+/* The residual addition of one half-block and the norm of the next are one operation, so a block
+ * begins with its predecessor's addition (BUF_X2 of layer - 1, BUF_Y); the last one is done at the head. */
+int block_forward(struct engine *e, int64_t layer, struct error *err);
+/* BUF_DX: from the gradient of the block's output to that of its input. */
+int block_backward(struct engine *e, int64_t layer, struct error *err);
+
+/* ---- the ends of the network (edges.c; the strategies' parts in edges_sharded.c, edges_replicated.c) ---- */
+
+/* Last norm and head: logits in BUF_LOGITS. */
+int head_forward(struct engine *e, struct error *err);
+int head_backward(struct engine *e, struct error *err);
+/* Adds loss sum and token count to sum[0], sum[1] (NULL: this rank does not report them);
+ * gradient: turns the logits into their gradients. */
+int head_loss(struct engine *e, double *sum, bool gradient, struct error *err);
+/* The last norm's output over all of d, [T, d]. */
+void *head_input(const struct engine *e);
+
+int sharded_embed_forward(struct engine *e, struct error *err);
+int sharded_embed_backward(struct engine *e, struct error *err);
+int sharded_head_gather(struct engine *e, struct error *err);
+int sharded_head_scatter(struct engine *e, struct error *err);
+int replicated_embed_forward(struct engine *e, struct error *err);
+int replicated_embed_backward(struct engine *e, struct error *err);
+int replicated_head_gather(struct engine *e, struct error *err);
+int replicated_head_scatter(struct engine *e, struct error *err);
+
+/* ---- norms (norm.c) ---- */
+
+/* x_out = x + y (y may be NULL) and its plain norm n; R [T] stat. The hidden dimension may be cut. */
+int plain_norm_forward(struct engine *e, const void *x, const void *y, const struct param *gain, void *x_out, void *R,
+                       void *n, struct error *err);
+/* A block's norm, which is that in front of SITE_QKV or SITE_GU. again: its factor was kept. */
+int norm_forward(struct engine *e, enum plan_site site, int64_t layer, const void *x, const void *y, bool again,
+                 struct error *err);
+/* From dy, that of the site's outputs, through its layers and its norm: added to BUF_DX. */
+int normed_backward(struct engine *e, enum plan_site site, int64_t layer, const void *dy, struct error *err);
+/* Input and output of a block's norm, and its factor (before it is known, its statistic). */
+void *norm_x(const struct engine *e, enum plan_site site, int64_t layer);
+void *norm_n(const struct engine *e, enum plan_site site, int64_t layer);
+void *norm_factor(const struct engine *e, enum plan_site site, int64_t layer);
+
+/* ---- bundles and latents (latent.c) ---- */
+
+int bundle_count(const struct engine *e, enum plan_site site);
+struct bundle bundle_at(const struct engine *e, enum plan_site site, int i);
+/* Columns of a bundle's latent. */
+int64_t bundle_columns(const struct engine *e, const struct bundle *b);
+/* Its part of the buffer of its site, of the four that begin with `first`, with `width` columns a branch. */
+void *bundle_part(const struct engine *e, enum plan_buffer first, const struct bundle *b, int64_t layer, int64_t width);
+/* Its A: rows of the site's. */
+struct param bundle_down(const struct engine *e, const struct bundle *b, int64_t layer);
+/* Its part of the site's latents before and behind the activation. */
+void *latent_y(const struct engine *e, const struct bundle *b, int64_t layer);
+void *latent_z(const struct engine *e, const struct bundle *b, int64_t layer);
+/* From complete products to Y = R H (ONLINE) and z. `again`: Y stands, z is to be made. */
+int latent_activate(struct engine *e, const struct bundle *b, int64_t layer, bool again, struct error *err);
+/* dz, complete, becomes dH; with ONLINE BUF_K becomes what the norm's backward wants of this bundle. */
+int latent_gradient(struct engine *e, const struct bundle *b, int64_t layer, void *dz, struct error *err);
+enum latent_act latent_activation(const struct engine *e);
+
+/* ---- latent crossing (crossing.c; gate.c) ---- */
+
+/* Whether a block's latents take in those of the block before. */
+bool crosses(const struct engine *e, int64_t layer);
+/* From Y to z, with the z of the block before. */
+int crossing_forward(struct engine *e, const struct bundle *b, int64_t layer, bool again, struct error *err);
+/* dz += what the block behind takes; then dz becomes dY, and BUF_CROSS what this block takes from the one before. */
+int crossing_backward(struct engine *e, const struct bundle *b, int64_t layer, void *dz, struct error *err);
+
+/* What a gate gives: row i (token, branch) of this rank's columns is at i * ld. */
+struct gated {
+    const void *G;
+    int64_t ld;
+};
+/* again: its input is gathered already. */
+int gate_forward(struct engine *e, const struct bundle *b, int64_t layer, bool again, struct gated *out,
+                 struct error *err);
+/* Gradients of the gate's matrices; dp [T, c l] from du. */
+int gate_backward(struct engine *e, const struct bundle *b, int64_t layer, const void *du, void *dp, struct error *err);
+
+/* ---- products (linear.c) ---- */
 
 /* A down-projection, or several that share their input: weight [n, k]. */
 void down_forward(struct engine *e, int64_t n, int64_t k, const struct param *a, const void *x, void *h);
-/* grad += dh^T x;  dx = dh A. */
-void down_backward(struct engine *e, int64_t n, int64_t k, const struct param *a, const void *x, const void *dh,
-                   void *dx);
-/* `batch` up-projections of equal shape whose weights [out, r] and outputs [T, out] follow one another;
- * the latents are columns of a [T, ldz] tensor. */
+/* grad += dh^T x;  dx = dh A, as [parts][T, k/parts]. */
+void down_backward(struct engine *e, int64_t n, int64_t k, int parts, const struct param *a, const void *x,
+                   const void *dh, void *dx);
+/* `count` layers of one shape, weights [out, in] and outputs [T, out] one after the other. Input j is at column
+ * j stride_x of a [T, ldx] tensor; stride_x 0: one input for all. */
 struct up {
-    int batch;
-    int64_t out, r, ldz;
+    int count;
+    int64_t out, in, ldx, stride_x;
 };
-void up_forward(struct engine *e, const struct up *u, const struct param *b, const void *z, void *y);
-/* grad += dy^T z;  dz = dy B. */
-void up_backward(struct engine *e, const struct up *u, const struct param *b, const void *z, const void *dy, void *dz);
+void up_forward(struct engine *e, const struct up *u, const struct param *w, const void *x, void *y);
+/* grad += dy^T x;  dx = or += dy W (of a shared input the sum over layers). */
+void up_backward(struct engine *e, const struct up *u, const struct param *w, const void *x, const void *dy,
+                 bool accumulate, void *dx);
+/* The same for layers of different widths; those of one width that are neighbours go as one batch. */
+struct fan {
+    int count;
+    const int64_t *out; /* [count] */
+    int64_t in, ldx, stride_x;
+};
+void fan_forward(struct engine *e, const struct fan *f, const struct param *w, const void *x, void *y);
+void fan_backward(struct engine *e, const struct fan *f, const struct param *w, const void *x, const void *dy,
+                  void *dx);
 
-/* One all-reduce over tp of a [T, n] latent, with its statistic when S is not NULL: one segment
- * when the two are of one type and neighbours, else one call of two segments. */
-int reduce_latent(struct engine *e, void *latent, int64_t n, void *S, const char *what, struct error *err);
+/* One all-reduce over tp of n elements of act. */
+int reduce_act(struct engine *e, void *data, int64_t n, const char *what, struct error *err);
 
 #endif

@@ -55,39 +55,69 @@ static void normal_pair(uint64_t key, uint64_t pair, double out[2])
     out[1] = radius * sin(angle);
 }
 
-void init_normal(uint64_t key, uint64_t first, int64_t n, double *out)
+static void uniform_pair(uint64_t key, uint64_t pair, double out[2])
+{
+    uint64_t bits[2];
+    philox(key, pair, bits);
+    for (int half = 0; half < 2; half++)
+        out[half] = sqrt(3) * ((double)(bits[half] >> 11) * 0x1p-52 - 1);
+}
+
+static void sequence(void (*pair_of)(uint64_t, uint64_t, double[2]), uint64_t key, uint64_t first, int64_t n,
+                     double *out)
 {
     for (int64_t i = 0; i < n;) {
         uint64_t at = first + (uint64_t)i;
         double pair[2];
-        normal_pair(key, at / 2, pair);
+        pair_of(key, at / 2, pair);
         for (uint64_t half = at % 2; half < 2 && i < n; half++)
             out[i++] = pair[half];
     }
 }
 
-/* Rows of this rank's slice, a few at a time through host memory. */
+void init_normal(uint64_t key, uint64_t first, int64_t n, double *out)
+{
+    sequence(normal_pair, key, first, n, out);
+}
+
+void init_uniform(uint64_t key, uint64_t first, int64_t n, double *out)
+{
+    sequence(uniform_pair, key, first, n, out);
+}
+
+/* Values of columns [from, from + n) of row i of this rank's slice. */
+static void init_row(const struct plan_tensor *p, uint64_t key, int64_t i, int64_t from, int64_t n, double *row)
+{
+    bool drawn = p->init == INIT_NORMAL || p->init == INIT_UNIFORM;
+    for (int64_t j = 0; j < n; j++)
+        row[j] = p->init == INIT_ONE ? 1 : 0;
+    if (!drawn)
+        return;
+    sequence(p->init == INIT_NORMAL ? normal_pair : uniform_pair, key,
+             (uint64_t)(p->row0 + i) * (uint64_t)p->cols + (uint64_t)(p->col0 + from), n, row);
+    for (int64_t j = 0; j < n; j++)
+        row[j] *= p->init_std;
+}
+
+/* This rank's slice, or the part of it that is here, row by row through host memory. */
 static int init_tensor(struct engine *e, const struct state_tensor *t, double *row, void *host, struct error *err)
 {
     const struct plan_tensor *p = &t->tensor;
     uint64_t key = init_key(e->plan->init_seed, p->name);
-    size_t row_bytes = (size_t)p->ncols * dtype_size(t->dtype);
-    for (int64_t i = 0; i < p->nrows; i++) {
-        if (p->role == ROLE_GAIN) {
-            for (int64_t j = 0; j < p->ncols; j++)
-                row[j] = 1;
-        } else {
-            init_normal(key, (uint64_t)(p->row0 + i) * (uint64_t)p->cols + (uint64_t)p->col0, p->ncols, row);
-            for (int64_t j = 0; j < p->ncols; j++)
-                row[j] *= p->init_std;
-        }
-        for (int64_t j = 0; j < p->ncols; j++) {
+    int64_t first = t->device ? 0 : t->first, end = t->device ? p->nrows * p->ncols : first + t->count;
+    char *to = t->device ? t->device : t->own;
+    for (int64_t at = first, n; at < end; at += n) {
+        int64_t i = at / p->ncols, from = at % p->ncols;
+        n = p->ncols - from < end - at ? p->ncols - from : end - at;
+        init_row(p, key, i, from, n, row);
+        for (int64_t j = 0; j < n; j++) {
             if (t->dtype == DTYPE_F64)
                 ((double *)host)[j] = row[j];
             else
                 ((float *)host)[j] = (float)row[j];
         }
-        e->k->upload(e->ks, (char *)t->device + (size_t)i * row_bytes, host, row_bytes);
+        size_t bytes = dtype_size(t->dtype);
+        e->k->upload(e->ks, to + (size_t)(at - first) * bytes, host, (size_t)n * bytes);
         int rc = e->k->stream_sync(e->ks, err); /* `host` is used again */
         if (rc)
             return rc;

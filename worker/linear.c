@@ -1,4 +1,4 @@
-/* Matrix products of the low-rank pairs, and the all-reduce between their halves. */
+/* The products of linear layers. */
 #include "worker/engine_internal.h"
 
 void down_forward(struct engine *e, int64_t n, int64_t k, const struct param *a, const void *x, void *h)
@@ -7,75 +7,117 @@ void down_forward(struct engine *e, int64_t n, int64_t k, const struct param *a,
     e->k->gemm(e->ks, &g, x, a->weight, h);
 }
 
-void down_backward(struct engine *e, int64_t n, int64_t k, const struct param *a, const void *x, const void *dh,
-                   void *dx)
+void down_backward(struct engine *e, int64_t n, int64_t k, int parts, const struct param *a, const void *x,
+                   const void *dh, void *dx)
 {
-    int64_t T = e->plan->T;
+    int64_t T = e->plan->T, w = k / parts;
     struct gemm weight = {
         .m = n, .n = k, .k = T, .trans_a = true, .lda = n, .ldb = k, .ldc = k, .batch = 1, .beta = 1, .c_grad = true};
     e->k->gemm(e->ks, &weight, dh, x, a->grad);
-    struct gemm input = {.m = T, .n = k, .k = n, .lda = n, .ldb = k, .ldc = k, .batch = 1};
+    struct gemm input = {
+        .m = T, .n = w, .k = n, .lda = n, .ldb = k, .ldc = w, .batch = parts, .stride_b = w, .stride_c = T * w};
     e->k->gemm(e->ks, &input, dh, a->weight, dx);
 }
 
-void up_forward(struct engine *e, const struct up *u, const struct param *b, const void *z, void *y)
+void up_forward(struct engine *e, const struct up *u, const struct param *w, const void *x, void *y)
 {
     int64_t T = e->plan->T;
     struct gemm g = {.m = T,
                      .n = u->out,
-                     .k = u->r,
+                     .k = u->in,
                      .trans_b = true,
-                     .lda = u->ldz,
-                     .ldb = u->r,
+                     .lda = u->ldx,
+                     .ldb = u->in,
                      .ldc = u->out,
-                     .batch = u->batch,
-                     .stride_a = u->r,
-                     .stride_b = u->out * u->r,
+                     .batch = u->count,
+                     .stride_a = u->stride_x,
+                     .stride_b = u->out * u->in,
                      .stride_c = T * u->out};
-    e->k->gemm(e->ks, &g, z, b->weight, y);
+    e->k->gemm(e->ks, &g, x, w->weight, y);
 }
 
-void up_backward(struct engine *e, const struct up *u, const struct param *b, const void *z, const void *dy, void *dz)
+/* Inputs of their own: one batch. A shared one: a sum, one by one. */
+static void input_gradient(struct engine *e, const struct up *u, const struct param *w, const void *dy, bool accumulate,
+                           void *dx)
+{
+    bool shared = u->stride_x == 0;
+    struct gemm g = {.m = e->plan->T,
+                     .n = u->in,
+                     .k = u->out,
+                     .lda = u->out,
+                     .ldb = u->in,
+                     .ldc = u->ldx,
+                     .batch = shared ? 1 : u->count,
+                     .stride_a = e->plan->T * u->out,
+                     .stride_b = u->out * u->in,
+                     .stride_c = u->stride_x,
+                     .beta = accumulate};
+    for (int j = 0; j < (shared ? u->count : 1); j++) {
+        e->k->gemm(e->ks, &g, act_at(e, dy, j * g.stride_a), act_at(e, w->weight, j * g.stride_b), dx);
+        g.beta = 1;
+    }
+}
+
+void up_backward(struct engine *e, const struct up *u, const struct param *w, const void *x, const void *dy,
+                 bool accumulate, void *dx)
 {
     int64_t T = e->plan->T;
     struct gemm weight = {.m = u->out,
-                          .n = u->r,
+                          .n = u->in,
                           .k = T,
                           .trans_a = true,
                           .lda = u->out,
-                          .ldb = u->ldz,
-                          .ldc = u->r,
-                          .batch = u->batch,
+                          .ldb = u->ldx,
+                          .ldc = u->in,
+                          .batch = u->count,
                           .stride_a = T * u->out,
-                          .stride_b = u->r,
-                          .stride_c = u->out * u->r,
+                          .stride_b = u->stride_x,
+                          .stride_c = u->out * u->in,
                           .beta = 1,
                           .c_grad = true};
-    e->k->gemm(e->ks, &weight, dy, z, b->grad);
-    struct gemm latent = {.m = T,
-                          .n = u->r,
-                          .k = u->out,
-                          .lda = u->out,
-                          .ldb = u->r,
-                          .ldc = u->ldz,
-                          .batch = u->batch,
-                          .stride_a = T * u->out,
-                          .stride_b = u->out * u->r,
-                          .stride_c = u->r};
-    e->k->gemm(e->ks, &latent, dy, b->weight, dz);
+    e->k->gemm(e->ks, &weight, dy, x, w->grad);
+    input_gradient(e, u, w, dy, accumulate, dx);
 }
 
-int reduce_latent(struct engine *e, void *latent, int64_t n, void *S, const char *what, struct error *err)
+/* The next layers of one shape: where they lie from the first of all. */
+struct run {
+    int first;
+    struct up up;
+    struct param w;
+    int64_t x, y; /* elements */
+};
+static bool next_run(const struct engine *e, const struct fan *f, const struct param *w, struct run *r)
 {
-    int64_t T = e->plan->T;
-    struct comm_segment segments[2] = {
-        {.data = latent, .count = T * n, .dtype = e->k->act},
-        {.data = S, .count = T, .dtype = e->k->stat},
-    };
-    int count = S ? 2 : 1;
-    if (S && e->k->act == e->k->stat) {
-        segments[0].count += T;
-        count = 1;
-    }
-    return comm_all_reduce(&e->comms->tp, e->ks, segments, count, COMM_SUM, what, err);
+    int64_t skipped = 0;
+    r->first += r->up.count;
+    if (r->first >= f->count)
+        return false;
+    for (int j = 0; j < r->first; j++)
+        skipped += f->out[j];
+    r->up = (struct up){1, f->out[r->first], f->in, f->ldx, f->stride_x};
+    while (r->first + r->up.count < f->count && f->out[r->first + r->up.count] == r->up.out)
+        r->up.count++;
+    r->w = param_at(e, w, skipped * f->in);
+    r->x = r->first * f->stride_x;
+    r->y = e->plan->T * skipped;
+    return true;
+}
+
+void fan_forward(struct engine *e, const struct fan *f, const struct param *w, const void *x, void *y)
+{
+    for (struct run r = {0}; next_run(e, f, w, &r);)
+        up_forward(e, &r.up, &r.w, act_at(e, x, r.x), act_at(e, y, r.y));
+}
+
+void fan_backward(struct engine *e, const struct fan *f, const struct param *w, const void *x, const void *dy, void *dx)
+{
+    for (struct run r = {0}; next_run(e, f, w, &r);)
+        up_backward(e, &r.up, &r.w, act_at(e, x, r.x), act_at(e, dy, r.y), f->stride_x == 0 && r.first > 0,
+                    act_at(e, dx, r.x));
+}
+
+int reduce_act(struct engine *e, void *data, int64_t n, const char *what, struct error *err)
+{
+    struct comm_segment segment = {.data = data, .count = n, .dtype = e->k->act};
+    return comm_all_reduce(&e->comms->tp, e->ks, &segment, 1, COMM_SUM, what, err);
 }

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 
 #include "proto/rankfiles.h"
+#include "worker/engine.h"
 #include "worker/plan/plan.h"
 #include "worker/rendezvous.h"
 #include "worker/report.h"
@@ -77,7 +78,8 @@ static int connect_processes(const struct rank_orders *o, const struct plan *pla
                              err);
     if (!rc) {
         struct rendezvous table = rendezvous_table(&client);
-        rc = gloo_comms_create(o->rank, plan->world, plan->tp, s->data_address, &table, s->rendezvous_timeout_ms,
+        struct comm_layout layout = engine_layout(plan);
+        rc = gloo_comms_create(o->rank, &layout, s->data_address, &table, s->rendezvous_timeout_ms,
                                OPERATION_TIMEOUT_MS, comms, err);
     }
     rendezvous_close(&client);
@@ -95,8 +97,7 @@ static int connect_ranks(const struct rank_orders *o, const struct plan *plan, s
     *connected = !rc;
     if (rc)
         return rc;
-    comms->world.note = comms->tp.note = report_collective;
-    comms->world.note_arg = comms->tp.note_arg = report;
+    comms_set_note(comms, report_collective, report);
     return ERR_OK;
 }
 
@@ -119,7 +120,7 @@ static int run(const struct rank_orders *o, struct train_end *end, struct error 
     rc = report_open(&report, o->start, o->rank, o->local != NULL, o->log, err);
     reporting = !rc;
     if (!rc && !o->local && plan.world == 1) { /* a rank of its own needs no network */
-        rc = local_world_create(1, 1, &alone, err);
+        rc = local_world_create(&(struct comm_layout){.tp = 1, .dp = 1, .pp = 1}, &alone, err);
         orders.local = alone;
     }
     if (!rc)

@@ -12,6 +12,7 @@
 #include "proto/jobfile.h"
 #include "proto/rankfiles.h"
 #include "worker/checkpoint.h"
+#include "worker/engine.h"
 #include "worker/plan/plan.h"
 #include "worker/rank.h"
 
@@ -45,12 +46,13 @@ static int worst(const struct rank_thread *ranks, int world, struct error *err)
     return ranks[chosen].exit_code;
 }
 
-static int run_ranks(const Boost__AttemptStart *start, int tp, struct error *err)
+static int run_ranks(const Boost__AttemptStart *start, const struct plan *plan, struct error *err)
 {
+    struct comm_layout layout = engine_layout(plan);
     int world = start->world, started = 0;
     struct local_world *local = NULL;
     struct rank_thread *ranks = calloc((size_t)world, sizeof *ranks);
-    int rc = ranks ? local_world_create(world, tp, &local, err) : error_set(err, ERR_NOMEM, "out of memory");
+    int rc = ranks ? local_world_create(&layout, &local, err) : error_set(err, ERR_NOMEM, "out of memory");
     if (rc) {
         free(ranks);
         return rank_exit_code(err);
@@ -125,7 +127,7 @@ int standalone_run(const struct standalone *s, struct error *err)
         start.run_dir = run_dir;
         start.checkpoint_dir = spec->checkpoint->dir;
         start.threads_per_rank = threads_of(spec, plan.world);
-        code = run_ranks(&start, plan.tp, err);
+        code = run_ranks(&start, &plan, err);
     }
     if (spec)
         boost__job_spec__free_unpacked(spec, NULL);

@@ -1,10 +1,17 @@
 /* One training step of a rank, top to bottom; what a strategy does differently is behind its table. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "worker/data_parallel.h"
 #include "worker/engine_internal.h"
+#include "worker/pipeline.h"
 
 #define SAME(a, b) _Static_assert((int)(a) == (int)(b), "plan.h and comm.h number alike")
 SAME(PLAN_ALL_REDUCE, COMM_ALL_REDUCE);
 SAME(PLAN_REDUCE_SCATTER, COMM_REDUCE_SCATTER);
 SAME(PLAN_ALL_GATHER, COMM_ALL_GATHER);
+SAME(PLAN_SEND, COMM_SEND);
+SAME(PLAN_RECV, COMM_RECV);
 SAME(PLAN_KINDS, COMM_KIND_COUNT);
 SAME(PLAN_FORWARD, PASS_FORWARD);
 SAME(PLAN_BACKWARD, PASS_BACKWARD);
@@ -13,47 +20,93 @@ SAME(PLAN_STEP, PASS_STEP);
 SAME(PLAN_EVAL, PASS_EVAL);
 SAME(PLAN_PASSES, PASS_COUNT);
 
-static void set_pass(struct engine *e, enum comm_pass pass)
-{
-    e->comms->world.pass = e->comms->tp.pass = pass;
-}
-
-/* Embedding, blocks, head: logits. */
+/* Embedding or the residual of the stage before; blocks; head, or the residual for the stage behind. */
 static int forward(struct engine *e, const struct micro_batch *micro, enum comm_pass pass, struct error *err)
 {
-    const struct plan *p = e->plan;
-    size_t bytes = (size_t)p->T * sizeof(int32_t);
-    set_pass(e, pass);
+    const struct plan_stage *stage = &e->stage;
+    size_t bytes = (size_t)e->plan->T * sizeof(int32_t);
+    engine_set_pass(e, pass);
     e->k->upload(e->ks, engine_buffer(e, BUF_INPUTS, 0), micro->inputs, bytes);
     e->k->upload(e->ks, engine_buffer(e, BUF_TARGETS, 0), micro->targets, bytes);
-    int rc = e->strategy->embed_forward(e, err);
-    for (int64_t i = 0; i < p->L && !rc; i++)
-        rc = e->strategy->block_forward(e, i, err);
-    if (!rc)
-        rc = e->strategy->head_forward(e, err);
+    int rc = stage->first ? e->strategy->embed_forward(e, err) : ERR_OK;
+    for (int64_t i = stage->layer0; i < stage->layer0 + stage->layers && !rc; i++)
+        rc = block_forward(e, i, err);
+    if (!rc && stage->last)
+        rc = head_forward(e, err);
+    else if (!rc)
+        pipeline_hand_on(e);
     return rc;
 }
 
-/* Adds to the gradient buffers those of the micro-batch's loss sum. */
-static int backward(struct engine *e, struct error *err)
+static int loss(struct engine *e, double *sum, bool gradient, struct error *err)
 {
-    set_pass(e, PASS_BACKWARD);
-    int rc = e->strategy->head_backward(e, err);
-    for (int64_t i = e->plan->L - 1; i >= 0 && !rc; i--)
-        rc = e->strategy->block_backward(e, i, err);
-    if (!rc)
+    return e->stage.last ? head_loss(e, sum, gradient, err) : ERR_OK;
+}
+
+/* Adds to the gradient buffers those of the micro-batch's loss sum. Behind the `final` one of a step they are
+ * complete layer by layer, and the replicas add them up. */
+static int backward(struct engine *e, const struct micro_batch *micro, bool final, struct error *err)
+{
+    const struct plan_stage *stage = &e->stage;
+    engine_set_pass(e, PASS_BACKWARD);
+    int rc = ERR_OK;
+    if (stage->last)
+        rc = head_backward(e, err);
+    else
+        pipeline_take_over(e);
+    if (!rc && final)
+        rc = data_parallel_reduce(e, e->plan->L, err);
+    for (int64_t i = stage->layer0 + stage->layers - 1; i >= stage->layer0 && !rc; i--) {
+        rc = block_backward(e, i, err);
+        if (!rc && final)
+            rc = data_parallel_reduce(e, i, err);
+    }
+    if (!rc && stage->first) { /* the micro-batches behind it have put their tokens there */
+        e->k->upload(e->ks, engine_buffer(e, BUF_INPUTS, 0), micro->inputs, (size_t)e->plan->T * sizeof(int32_t));
         rc = e->strategy->embed_backward(e, err);
+    }
+    if (!rc && final)
+        rc = data_parallel_reduce(e, -1, err);
     return rc;
 }
 
-static int forward_backward(struct engine *e, const struct micro_batch *micro, double *sum, struct error *err)
+static void tell(struct engine *e, struct work w, int64_t n)
 {
-    int rc = forward(e, micro, PASS_FORWARD, err);
-    if (!rc)
-        rc = e->strategy->loss(e, sum, true, err);
-    if (!rc)
-        rc = backward(e, err);
-    return rc;
+    char text[96];
+    if (!e->watch)
+        return;
+    int used = snprintf(text, sizeof text, "%s of micro-batch %" PRId64 " of %" PRId64,
+                        w.kind == WORK_FORWARD ? "forward" : "backward", w.micro + 1, n);
+    if (e->plan->pp > 1 && used > 0 && (size_t)used < sizeof text)
+        snprintf(text + used, sizeof text - (size_t)used, " in stage %d of %d", e->stage.index + 1, e->plan->pp);
+    e->watch(e->watch_arg, text);
+}
+
+/* Forward and backward of n micro-batches in the order of the pipeline; their gradients, summed over the replicas. */
+static int micro_batches(struct engine *e, const struct micro_batch *micro, int64_t n, double *sum,
+                         void (*progress)(void *arg), void *arg, struct error *err)
+{
+    struct work done = {WORK_NONE, 0};
+    data_parallel_begin(e);
+    for (int64_t k = 0; k <= 2 * n; k++) {
+        struct work next = pipeline_work(e->plan->pp, e->stage.index, n, k);
+        int rc = pipeline_exchange(e, done, next, PASS_FORWARD, err);
+        if (!rc && next.kind != WORK_NONE)
+            tell(e, next, n);
+        if (!rc && next.kind == WORK_FORWARD) {
+            rc = forward(e, &micro[next.micro], PASS_FORWARD, err);
+            if (!rc)
+                rc = loss(e, sum, true, err);
+        } else if (!rc && next.kind == WORK_BACKWARD) {
+            rc = backward(e, &micro[next.micro], next.micro == n - 1, err);
+            if (!rc && progress)
+                progress(arg);
+        }
+        if (rc)
+            return rc;
+        done = next;
+    }
+    return data_parallel_join_tables(e, err); /* the first stage comes last: not before its gradient is sent */
 }
 
 static void zero_gradients(struct engine *e)
@@ -80,36 +133,27 @@ static void open_step(struct engine *e, const struct step_request *request)
     e->k->upload(e->ks, &block->lr, &e->host.lr, sizeof e->host.lr);
 }
 
-/* The step's one collective over the world: loss, tokens, gradient norm, faults and votes. */
+/* The step's one collective over the world: loss, tokens, gradient norm, faults and votes. Every element of
+ * the model is counted by one rank: the owner among its replicas. */
 static int agree(struct engine *e, struct error *err)
 {
     for (int64_t i = 0; i < e->tensor_count; i++) {
         struct state_tensor t;
         engine_tensor(e, i, STATE_GRAD, &t);
-        if (t.tensor.counted && t.tensor.nrows)
-            e->k->grad_squares(e->ks, t.tensor.nrows * t.tensor.ncols, t.device, &e->block->agree[AGREE_SQUARES]);
+        if (t.tensor.counted && t.count)
+            e->k->grad_squares(e->ks, t.count, t.own, &e->block->agree[AGREE_SQUARES]);
     }
     struct comm_segment block = {.data = e->block->agree, .count = AGREE_SLOTS, .dtype = DTYPE_F64};
-    set_pass(e, PASS_STEP);
+    engine_set_pass(e, PASS_STEP);
     return comm_all_reduce(&e->comms->world, e->ks, &block, 1, COMM_SUM, "agreement", err);
 }
 
-static void update(struct engine *e)
+static int update(struct engine *e, struct error *err)
 {
     const struct plan *p = e->plan;
     e->k->step_finish(e->ks, e->block, p->beta1, p->beta2, p->grad_clip);
-    for (int64_t i = 0; i < e->tensor_count; i++) {
-        const struct plan_tensor *t = &e->tensors[i];
-        struct adamw hyper = {p->beta1, p->beta2, p->eps, t->decay ? p->weight_decay : 0};
-        struct state_tensor grad, m, v, master;
-        engine_tensor(e, i, STATE_GRAD, &grad);
-        engine_tensor(e, i, STATE_MOMENT1, &m);
-        engine_tensor(e, i, STATE_MOMENT2, &v);
-        engine_tensor(e, i, STATE_WEIGHT, &master);
-        if (t->nrows)
-            e->k->adamw(e->ks, t->nrows * t->ncols, &hyper, e->block, grad.device, m.device, v.device, master.device,
-                        act_at(e, engine_buffer(e, BUF_WEIGHTS, 0), t->offset));
-    }
+    e->optimizer->update(e);
+    return data_parallel_gather(e, err);
 }
 
 static int close_step(struct engine *e, struct step_result *result, struct error *err)
@@ -137,18 +181,12 @@ int engine_step(struct engine *e, const struct micro_batch *micro, const struct 
 {
     open_step(e, request);
     zero_gradients(e);
-    for (int64_t i = 0; i < e->plan->accumulation; i++) {
-        int rc = forward_backward(e, &micro[i], loss_slot(e), err);
-        if (rc)
-            return rc;
-        if (progress)
-            progress(arg);
-    }
-    int rc = agree(e, err);
-    if (rc)
-        return rc;
-    update(e);
-    return close_step(e, result, err);
+    int rc = micro_batches(e, micro, e->plan->accumulation, loss_slot(e), progress, arg, err);
+    if (!rc)
+        rc = agree(e, err);
+    if (!rc)
+        rc = update(e, err);
+    return rc ? rc : close_step(e, result, err);
 }
 
 /* Loss sum and tokens of a forward pass, from BUF_EVAL. */
@@ -164,16 +202,43 @@ static int read_sums(struct engine *e, double *loss_sum, double *tokens, struct 
     return ERR_OK;
 }
 
+/* The micro-batch through the stages, without a backward. */
+static int forward_alone(struct engine *e, const struct micro_batch *micro, struct error *err)
+{
+    struct work none = {WORK_NONE, 0}, one = {WORK_FORWARD, 0};
+    int rc = pipeline_exchange(e, none, one, PASS_EVAL, err);
+    if (!rc)
+        rc = forward(e, micro, PASS_EVAL, err);
+    if (!rc)
+        rc = pipeline_exchange(e, one, none, PASS_EVAL, err);
+    return rc;
+}
+
 int engine_eval(struct engine *e, const struct micro_batch *micro, double *loss_sum, double *tokens, struct error *err)
 {
     double *sums = engine_buffer(e, BUF_EVAL, 0);
     e->k->zero(e->ks, sums, sizeof e->host.eval);
-    int rc = forward(e, micro, PASS_EVAL, err);
+    int rc = forward_alone(e, micro, err);
     if (!rc)
-        rc = e->strategy->loss(e, sums, false, err);
+        rc = loss(e, sums, false, err);
     if (!rc)
         rc = read_sums(e, loss_sum, tokens, err);
     return rc;
+}
+
+int engine_eval_total(struct engine *e, double *loss_sum, double *tokens, struct error *err)
+{
+    if (e->plan->dp == 1 && e->plan->pp == 1)
+        return ERR_OK;
+    double *sums = engine_buffer(e, BUF_EVAL, 0);
+    bool reports = e->stage.last && e->tp_rank == 0;
+    e->host.eval[0] = reports ? *loss_sum : 0;
+    e->host.eval[1] = reports ? *tokens : 0;
+    e->k->upload(e->ks, sums, e->host.eval, sizeof e->host.eval);
+    struct comm_segment both = {.data = sums, .count = 2, .dtype = DTYPE_F64};
+    engine_set_pass(e, PASS_EVAL);
+    int rc = comm_all_reduce(&e->comms->world, e->ks, &both, 1, COMM_SUM, "evaluation", err);
+    return rc ? rc : read_sums(e, loss_sum, tokens, err);
 }
 
 int engine_gradients(struct engine *e, const struct micro_batch *micro, double *loss_sum, struct error *err)
@@ -181,7 +246,7 @@ int engine_gradients(struct engine *e, const struct micro_batch *micro, double *
     double *sums = engine_buffer(e, BUF_EVAL, 0);
     e->k->zero(e->ks, sums, sizeof e->host.eval);
     zero_gradients(e);
-    int rc = forward_backward(e, micro, sums, err);
+    int rc = micro_batches(e, micro, 1, sums, NULL, NULL, err);
     if (!rc)
         rc = read_sums(e, loss_sum, NULL, err);
     return rc;
@@ -189,8 +254,8 @@ int engine_gradients(struct engine *e, const struct micro_batch *micro, double *
 
 int engine_logits(struct engine *e, const struct micro_batch *micro, void *host, struct error *err)
 {
-    int rc = forward(e, micro, PASS_EVAL, err);
-    if (rc)
+    int rc = forward_alone(e, micro, err);
+    if (rc || !e->stage.last)
         return rc;
     e->k->download(e->ks, host, engine_buffer(e, BUF_LOGITS, 0), (size_t)e->places.at[BUF_LOGITS].bytes);
     return e->k->stream_sync(e->ks, err);

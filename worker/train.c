@@ -57,6 +57,11 @@ int train(const struct train *t, struct train_end *end, struct error *err)
 
 /* ---- before the first step ------------------------------------------------------- */
 
+static void show_work(void *arg, const char *doing)
+{
+    report_doing(arg, "training: %s", doing);
+}
+
 static int prepare(struct run *r, struct error *err)
 {
     const struct train *t = r->t;
@@ -74,6 +79,8 @@ static int prepare(struct run *r, struct error *err)
     tell_files(r);
     report_doing(report, "making the engine");
     rc = engine_create(t->plan, t->kernels, t->comms, t->rank, t->start->threads_per_rank, &r->engine, err);
+    if (!rc)
+        engine_watch(r->engine, show_work, report);
     if (!rc)
         rc = checkpoint_open(t->start, t->plan, r->engine, t->rank, report->status, &r->checkpoint, err);
     report_progress(report);
@@ -99,8 +106,8 @@ static int start_weights(struct run *r, struct error *err)
         report_doing(report, "restoring the checkpoint");
         rc = checkpoint_restore(resume->path, r->t->plan, r->engine, r->t->rank, report->status, &r->at, err);
         if (!rc && resume->has_step && resume->step != r->at.step)
-            rc = error_set(err, ERR_CORRUPT, "resume: checkpoint %s is of step %" PRId64 ", not %" PRId64,
-                           resume->path, r->at.step, resume->step);
+            rc = error_set(err, ERR_CORRUPT, "resume: checkpoint %s is of step %" PRId64 ", not %" PRId64, resume->path,
+                           r->at.step, resume->step);
         r->saved_step = r->at.step;
     } else {
         report_doing(report, "drawing the initial weights");
@@ -118,11 +125,12 @@ static int start_weights(struct run *r, struct error *err)
     report_doing(report, "training");
     if (r->t->rank == 0)
         report_line(report,
-                    "attempt %d: step %" PRId64 " of %" PRId64 "%s%s; %" PRId64 " parameters on %d ranks (tp %d), "
-                    "%" PRId64 " training windows, a shard is %" PRId64 " bytes",
+                    "attempt %d: step %" PRId64 " of %" PRId64 "%s%s; %" PRId64
+                    " parameters on %d ranks (tp %d, pp %d, dp %d), %" PRId64 " training windows, a shard is %" PRId64
+                    " bytes",
                     r->t->start->attempt, r->at.step, r->spec->run->steps, resume ? " from " : "",
                     resume ? resume->path : "", plan_parameters(r->t->plan), r->t->plan->world, r->t->plan->tp,
-                    r->data.train.windows, checkpoint_bytes(r->checkpoint));
+                    r->t->plan->pp, r->t->plan->dp, r->data.train.windows, checkpoint_bytes(r->checkpoint));
     return ERR_OK;
 }
 
@@ -142,9 +150,8 @@ static int one_step(struct run *r, struct error *err)
 {
     struct report *report = r->t->report;
     int64_t n = r->at.step + 1;
-    struct step_times times = {.start_ns = clock_mono_ns(),
-                               .comm = r->t->comms->seconds,
-                               .gemm = engine_gemm_seconds(r->engine)};
+    struct step_times times = {
+        .start_ns = clock_mono_ns(), .comm = r->t->comms->seconds, .gemm = engine_gemm_seconds(r->engine)};
     const struct micro_batch *micro;
     int rc = data_train(&r->data, n, &micro, err);
     if (rc)
@@ -245,8 +252,8 @@ static void tell(struct run *r, const struct step_result *result, double lr, con
     if (t->rank != 0)
         return;
     char count[32];
-    report_line(t->report, "step %" PRId64 "/%" PRId64 " loss %.4f lr %.2e gnorm %.3f tok/s %s", n, steps,
-                result->loss, lr, result->grad_norm, report_count(rate, count, sizeof count));
+    report_line(t->report, "step %" PRId64 "/%" PRId64 " loss %.4f lr %.2e gnorm %.3f tok/s %s", n, steps, result->loss,
+                lr, result->grad_norm, report_count(rate, count, sizeof count));
     int64_t first, last;
     data_range(&r->data, n, &first, &last);
     if (z > SPIKE_BOUND)
@@ -281,9 +288,10 @@ static int checkpoint_now(struct run *r, struct error *err)
 static int evaluate(struct run *r, struct error *err)
 {
     struct report *report = r->t->report;
+    const struct plan *plan = r->t->plan;
     double loss = 0, tokens = 0;
     report_phase(report, BOOST__RANK_UPDATE__PHASE__EVALUATING);
-    for (int64_t i = 0; i < data_eval_count(&r->data); i++) {
+    for (int64_t i = plan_dp_rank(plan, r->t->rank); i < data_eval_count(&r->data); i += plan->dp) {
         const struct micro_batch *micro;
         double loss_sum, count;
         int rc = data_eval(&r->data, i, &micro, err);
@@ -295,6 +303,9 @@ static int evaluate(struct run *r, struct error *err)
         tokens += count;
         report_progress(report);
     }
+    int rc = engine_eval_total(r->engine, &loss, &tokens, err);
+    if (rc)
+        return error_context(err, "evaluation after step %" PRId64, r->at.step);
     report_phase(report, BOOST__RANK_UPDATE__PHASE__TRAINING);
     r->eval_loss = loss / tokens;
     r->eval_step = r->at.step;
@@ -303,8 +314,8 @@ static int evaluate(struct run *r, struct error *err)
     struct metrics m = {.n = 0};
     metrics_add(&m, "eval_loss", r->eval_loss);
     report_metrics(report, r->at.step, &m);
-    report_line(report, "step %" PRId64 "/%" PRId64 " eval_loss %.4f over %.0f tokens", r->at.step,
-                r->spec->run->steps, r->eval_loss, tokens);
+    report_line(report, "step %" PRId64 "/%" PRId64 " eval_loss %.4f over %.0f tokens", r->at.step, r->spec->run->steps,
+                r->eval_loss, tokens);
     return ERR_OK;
 }
 

@@ -30,6 +30,8 @@ void fp32_embed(struct kstream *ks, int64_t T, int64_t first, int64_t rows, int6
                 const int32_t *tokens, const void *table, void *out);
 void fp32_embed_backward(struct kstream *ks, int64_t T, int64_t first, int64_t rows, int64_t width, int parts,
                          const int32_t *tokens, const void *dout, void *dtable);
+void fp32_copy_rows(struct kstream *ks, int64_t rows, int64_t w, const void *x, int64_t ldx, bool accumulate, void *y,
+                    int64_t ldy);
 void fp32_interleave(struct kstream *ks, int parts, int64_t T, int64_t w, const void *in, void *out);
 
 void fp32_residual_gain(struct kstream *ks, int64_t T, int64_t w, const void *x, const void *y, const void *gain,
@@ -42,7 +44,17 @@ void fp32_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, do
                          const void *S, void *R, void *z);
 void fp32_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act, const void *Y,
                           const void *R, void *dz, void *k);
+void fp32_row_dot(struct kstream *ks, int64_t T, int64_t w, const void *a, const void *b, void *out);
 void fp32_norm_k(struct kstream *ks, int64_t T, int64_t d, const void *R, const void *c, void *k);
+
+void fp32_cross_sum(struct kstream *ks, const struct crossing *c, const void *Y, const void *G, int64_t ldg,
+                    const void *bias, void *u, void *sums);
+void fp32_cross_forward(struct kstream *ks, const struct crossing *c, const void *u, const void *sums, const void *gain,
+                        const void *bias, void *z);
+void fp32_cross_backward_sums(struct kstream *ks, const struct crossing *c, const void *u, const void *sums,
+                              const void *gain, const void *bias, void *dz, void *back, void *dgain, void *dbias);
+void fp32_cross_backward(struct kstream *ks, const struct crossing *c, const void *u, const void *sums,
+                         const void *gain, const void *back, void *dv, void *dbias);
 
 void fp32_rope(struct kstream *ks, int64_t T, int64_t s, int64_t heads, int64_t e, int64_t ld, double theta,
                bool inverse, void *x);

@@ -42,6 +42,23 @@ void fp32_embed_backward(struct kstream *ks, int64_t T, int64_t first, int64_t r
     }
 }
 
+void fp32_copy_rows(struct kstream *ks, int64_t rows, int64_t w, const void *x, int64_t ldx, bool accumulate, void *y,
+                    int64_t ldy)
+{
+#pragma omp parallel for num_threads(ks->threads) schedule(static) if (ks->threads > 1 && rows > fp32_rows(w))
+    for (int64_t i = 0; i < rows; i++) {
+        const float *from = (const float *)x + i * ldx;
+        float *to = (float *)y + i * ldy;
+        if (!accumulate) {
+            memcpy(to, from, (size_t)w * sizeof *to);
+            continue;
+        }
+#pragma omp simd
+        for (int64_t j = 0; j < w; j++)
+            to[j] += from[j];
+    }
+}
+
 void fp32_interleave(struct kstream *ks, int parts, int64_t T, int64_t w, const void *in, void *out)
 {
 #pragma omp parallel for num_threads(ks->threads) schedule(static) if (ks->threads > 1 && T > fp32_rows(w * parts))

@@ -34,6 +34,7 @@ struct fp32_loops {
                           float *n, float *S);
     void (*norm_apply)(int64_t rows, int64_t w, float inv_d, float eps, const float *x, const float *gain,
                        const float *S, float *R, float *n);
+    void (*row_dot)(int64_t rows, int64_t w, const float *a, const float *b, float *out);
     /* Columns [begin, end) of all T rows, at most GAIN_COLUMNS of them. */
     void (*gain_backward)(int64_t T, int64_t w, int64_t begin, int64_t end, const float *x, const float *gain,
                           const float *R, const float *k, const float *dn, bool accumulate, float *dx, float *dgain);
@@ -41,6 +42,21 @@ struct fp32_loops {
                            float *R, float *z);
     void (*latent_backward)(int64_t rows, int64_t n, float inv_d, bool silu, const float *Y, const float *R, float *dz,
                             float *k);
+
+    /* Crossing latents: rows of w columns out of r, the first of branch 0. */
+    void (*cross_sum)(int64_t rows, int branches, int64_t w, const float *Y, const float *G, int64_t ldg,
+                      const float *bias, float *u, float *sums);
+    void (*cross_forward)(int64_t rows, int branches, int64_t w, float inv_r, float eps, bool silu, const float *u,
+                          const float *sums, const float *gain, const float *bias, float *z);
+    void (*cross_backward_sums)(int64_t rows, int branches, int64_t w, float inv_r, float eps, bool silu,
+                                const float *u, const float *sums, const float *gain, const float *bias, float *dz,
+                                float *back);
+    void (*cross_backward)(int64_t rows, int branches, int64_t w, float inv_r, float eps, const float *u,
+                           const float *sums, const float *gain, const float *back, float *dv);
+    /* Columns [begin, end) of one branch, at most GAIN_COLUMNS, over all rows: total += sum of x, and unless u is
+     * NULL along += sum of x * xhat. */
+    void (*cross_columns)(int64_t rows, int branches, int branch, int64_t w, int64_t begin, int64_t end, float inv_r,
+                          float eps, const float *u, const float *sums, const float *x, float *total, float *along);
 
     /* One token row: all heads, with the cos and sin [e/2] of its position. */
     void (*rope)(int64_t heads, int64_t e, const float *cosine, const float *sine, bool inverse, float *x);

@@ -1,4 +1,4 @@
-/* fp32.h: norm, residual and bottleneck; worker/README.md, "Online RMSNorm". */
+/* fp32.h: norm, residual and bottleneck. */
 #include "kernels/cpu/fp32.h"
 
 void fp32_residual_gain(struct kstream *ks, int64_t T, int64_t w, const void *x, const void *y, const void *gain,
@@ -20,7 +20,7 @@ void fp32_norm_apply(struct kstream *ks, int64_t T, int64_t w, int64_t d, double
 #pragma omp parallel for num_threads(ks->threads) schedule(static) if (ks->threads > 1 && T > step)
     for (int64_t i = 0; i < T; i += step)
         ks->loops->norm_apply(fp32_min(step, T - i), w, inv_d, (float)eps, (const float *)x + i * w, gain,
-                              (const float *)S + i, (float *)R + i, (float *)n + i * w);
+                              S ? (const float *)S + i : NULL, (float *)R + i, (float *)n + i * w);
 }
 
 /* Strips of columns, since dgain sums over rows. */
@@ -41,7 +41,7 @@ void fp32_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, do
 #pragma omp parallel for num_threads(ks->threads) schedule(static) if (ks->threads > 1 && T > step)
     for (int64_t i = 0; i < T; i += step)
         ks->loops->latent_forward(fp32_min(step, T - i), n, inv_d, (float)eps, act == LATENT_SILU, (float *)H + i * n,
-                                  S ? (const float *)S + i : NULL, S ? (float *)R + i : NULL, (float *)z + i * n);
+                                  S ? (const float *)S + i : NULL, R ? (float *)R + i : NULL, (float *)z + i * n);
 }
 
 void fp32_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act, const void *Y,
@@ -53,6 +53,15 @@ void fp32_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, e
     for (int64_t i = 0; i < T; i += step)
         ks->loops->latent_backward(fp32_min(step, T - i), n, inv_d, act == LATENT_SILU, (const float *)Y + i * n,
                                    R ? (const float *)R + i : NULL, (float *)dz + i * n, k ? (float *)k + i : NULL);
+}
+
+void fp32_row_dot(struct kstream *ks, int64_t T, int64_t w, const void *a, const void *b, void *out)
+{
+    int64_t step = fp32_rows(w);
+#pragma omp parallel for num_threads(ks->threads) schedule(static) if (ks->threads > 1 && T > step)
+    for (int64_t i = 0; i < T; i += step)
+        ks->loops->row_dot(fp32_min(step, T - i), w, (const float *)a + i * w, (const float *)b + i * w,
+                           (float *)out + i);
 }
 
 void fp32_norm_k(struct kstream *ks, int64_t T, int64_t d, const void *R, const void *c, void *k)

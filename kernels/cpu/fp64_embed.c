@@ -33,6 +33,17 @@ void fp64_embed_backward(struct kstream *ks, int64_t T, int64_t first, int64_t r
     }
 }
 
+void fp64_copy_rows(struct kstream *ks, int64_t rows, int64_t w, const void *x, int64_t ldx, bool accumulate, void *y,
+                    int64_t ldy)
+{
+    (void)ks;
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < w; j++) {
+            double *to = (double *)y + i * ldy + j;
+            *to = (accumulate ? *to : 0) + ((const double *)x)[i * ldx + j];
+        }
+}
+
 void fp64_interleave(struct kstream *ks, int parts, int64_t T, int64_t w, const void *in, void *out)
 {
     (void)ks;

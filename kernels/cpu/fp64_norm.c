@@ -1,4 +1,4 @@
-/* fp64.h: norm, residual and bottleneck; worker/README.md, "Online RMSNorm". */
+/* fp64.h: norm, residual and bottleneck. */
 #include <math.h>
 
 #include "kernels/cpu/fp64.h"
@@ -25,8 +25,9 @@ void fp64_norm_apply(struct kstream *ks, int64_t T, int64_t w, int64_t d, double
 {
     (void)ks;
     for (int64_t i = 0; i < T; i++) {
-        double r = 1 / sqrt(((const double *)S)[i] / (double)d + eps);
-        ((double *)R)[i] = r;
+        if (S)
+            ((double *)R)[i] = 1 / sqrt(((const double *)S)[i] / (double)d + eps);
+        double r = ((const double *)R)[i];
         for (int64_t j = 0; j < w; j++)
             ((double *)n)[i * w + j] = r * ((const double *)x)[i * w + j] * ((const double *)gain)[j];
     }
@@ -60,11 +61,9 @@ void fp64_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, do
 {
     (void)ks;
     for (int64_t i = 0; i < T; i++) {
-        double r = 1;
-        if (S) {
-            r = 1 / sqrt(((const double *)S)[i] / (double)d + eps);
-            ((double *)R)[i] = r;
-        }
+        if (S)
+            ((double *)R)[i] = 1 / sqrt(((const double *)S)[i] / (double)d + eps);
+        double r = R ? ((const double *)R)[i] : 1;
         for (int64_t j = 0; j < n; j++) {
             double y = r * ((double *)H)[i * n + j];
             ((double *)H)[i * n + j] = y;
@@ -90,6 +89,17 @@ void fp64_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, e
         }
         if (k)
             ((double *)k)[i] = r * r / (double)d * c;
+    }
+}
+
+void fp64_row_dot(struct kstream *ks, int64_t T, int64_t w, const void *a, const void *b, void *out)
+{
+    (void)ks;
+    for (int64_t i = 0; i < T; i++) {
+        double sum = 0;
+        for (int64_t j = 0; j < w; j++)
+            sum += ((const double *)a)[i * w + j] * ((const double *)b)[i * w + j];
+        ((double *)out)[i] = sum;
     }
 }
 

@@ -5,8 +5,8 @@
 #include "proto/base/clock.h"
 #include "worker/comm/comm.h"
 
-static const char *const group_names[GROUP_COUNT] = {"world", "tp", "pp", "dp"};
-static const char *const kind_names[COMM_KIND_COUNT] = {"all_reduce", "reduce_scatter", "all_gather"};
+static const char *const group_names[GROUP_COUNT] = {"world", "tp", "pp", "dp", "ends"};
+static const char *const kind_names[COMM_KIND_COUNT] = {"all_reduce", "reduce_scatter", "all_gather", "send", "recv"};
 static const char *const pass_names[PASS_COUNT] = {"forward", "backward", "recompute", "step", "eval"};
 
 const char *comm_group_name(enum comm_group g)
@@ -31,6 +31,14 @@ static int64_t enter(struct comm *c, const char *what)
     return clock_mono_ns();
 }
 
+static void count(struct comm *c, enum comm_kind kind, enum comm_pass pass, int64_t elements, int64_t bytes)
+{
+    struct comm_count *to = &c->counters->by[c->group][kind][pass];
+    to->calls++;
+    to->elements += elements;
+    to->bytes += bytes;
+}
+
 /* Counts a call that went through; gives context to one that did not. */
 static int leave(struct comm *c, enum comm_kind kind, int64_t elements, int64_t bytes, int64_t started,
                  const char *what, int rc, struct error *err)
@@ -41,10 +49,7 @@ static int leave(struct comm *c, enum comm_kind kind, int64_t elements, int64_t 
                       c->world_rank);
         return rc;
     }
-    struct comm_count *count = &c->counters->by[c->group][kind][c->pass];
-    count->calls++;
-    count->elements += elements;
-    count->bytes += bytes;
+    count(c, kind, c->pass, elements, bytes);
     return ERR_OK;
 }
 
@@ -91,6 +96,35 @@ int comm_all_gather(struct comm *c, struct kstream *ks, const void *in, void *ou
     return leave(c, COMM_ALL_GATHER, elements, bytes, started, what, rc, err);
 }
 
+static void count_message(struct comm *c, enum comm_kind kind, const struct comm_message *m)
+{
+    int64_t elements = 0, bytes = 0;
+    for (int i = 0; i < m->n; i++) {
+        elements += m->segments[i].count;
+        bytes += m->segments[i].count * (int64_t)dtype_size(m->segments[i].dtype);
+    }
+    count(c, kind, m->pass, elements, bytes);
+}
+
+int comm_exchange(struct comm *c, struct kstream *ks, const struct comm_message *send, const struct comm_message *recv,
+                  const char *what, struct error *err)
+{
+    if (!send && !recv)
+        return ERR_OK;
+    int64_t started = enter(c, what);
+    int rc = c->backend->exchange(c, ks, send, recv, err);
+    *c->seconds += (double)(clock_mono_ns() - started) / (double)NS_PER_S;
+    if (rc) {
+        error_context(err, "exchange \"%s\" in group %s of rank %d", what, comm_group_name(c->group), c->world_rank);
+        return rc;
+    }
+    if (send)
+        count_message(c, COMM_SEND, send);
+    if (recv)
+        count_message(c, COMM_RECV, recv);
+    return ERR_OK;
+}
+
 void comm_destroy(struct comm *c)
 {
     if (c->backend && c->backend->destroy)
@@ -101,6 +135,56 @@ void comm_destroy(struct comm *c)
 
 void comms_destroy(struct comms *c)
 {
-    comm_destroy(&c->tp);
-    comm_destroy(&c->world);
+    for (int g = GROUP_COUNT - 1; g >= 0; g--)
+        comm_destroy(comms_group(c, (enum comm_group)g));
+}
+
+/* ---- groups ---------------------------------------------------------------------- */
+
+int comm_world_size(const struct comm_layout *l)
+{
+    return l->tp * l->dp * l->pp;
+}
+
+struct comm_place comm_place_of(const struct comm_layout *l, int rank, enum comm_group g)
+{
+    int tp_rank = rank % l->tp, dp_rank = rank / l->tp % l->dp, pp_rank = rank / l->tp / l->dp;
+    int stage = l->tp * l->dp; /* ranks of a stage */
+    switch (g) {
+    case GROUP_WORLD:
+        return (struct comm_place){rank, comm_world_size(l), 0, 1};
+    case GROUP_TP:
+        return (struct comm_place){tp_rank, l->tp, rank - tp_rank, 1};
+    case GROUP_DP:
+        return (struct comm_place){dp_rank, l->dp, rank - dp_rank * l->tp, l->tp};
+    case GROUP_PP:
+        return (struct comm_place){pp_rank, l->pp, rank % stage, stage};
+    case GROUP_ENDS:
+        if (l->ends && l->pp > 1 && (pp_rank == 0 || pp_rank == l->pp - 1))
+            return (struct comm_place){pp_rank > 0, 2, rank % stage, (l->pp - 1) * stage};
+        break;
+    default:
+        break;
+    }
+    return (struct comm_place){0, 1, rank, 1};
+}
+
+struct comm *comms_group(struct comms *c, enum comm_group g)
+{
+    struct comm *const groups[GROUP_COUNT] = {&c->world, &c->tp, &c->pp, &c->dp, &c->ends};
+    return groups[g];
+}
+
+void comms_set_pass(struct comms *c, enum comm_pass pass)
+{
+    for (int g = 0; g < GROUP_COUNT; g++)
+        comms_group(c, (enum comm_group)g)->pass = pass;
+}
+
+void comms_set_note(struct comms *c, void (*note)(void *arg, const char *what), void *arg)
+{
+    for (int g = 0; g < GROUP_COUNT; g++) {
+        comms_group(c, (enum comm_group)g)->note = note;
+        comms_group(c, (enum comm_group)g)->note_arg = arg;
+    }
 }

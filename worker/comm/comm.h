@@ -17,8 +17,10 @@
 #include "proto/base/buffer.h"
 #include "proto/base/error.h"
 
-enum comm_group { GROUP_WORLD, GROUP_TP, GROUP_PP, GROUP_DP, GROUP_COUNT };
-enum comm_kind { COMM_ALL_REDUCE, COMM_REDUCE_SCATTER, COMM_ALL_GATHER, COMM_KIND_COUNT };
+/* tp: the slices of a layer; pp: the stages of a pipeline; dp: the replicas of a stage; ends: first
+ * and last stage of a model with tied tables. */
+enum comm_group { GROUP_WORLD, GROUP_TP, GROUP_PP, GROUP_DP, GROUP_ENDS, GROUP_COUNT };
+enum comm_kind { COMM_ALL_REDUCE, COMM_REDUCE_SCATTER, COMM_ALL_GATHER, COMM_SEND, COMM_RECV, COMM_KIND_COUNT };
 enum comm_op { COMM_SUM, COMM_MAX };
 /* What a call belongs to; the formulas of worker/plan/README.md are per pass. */
 enum comm_pass { PASS_FORWARD, PASS_BACKWARD, PASS_RECOMPUTE, PASS_STEP, PASS_EVAL, PASS_COUNT };
@@ -27,6 +29,14 @@ struct comm_segment {
     void *data; /* in place */
     int64_t count;
     enum dtype dtype;
+};
+
+/* One direction of an exchange with a rank of the group. */
+struct comm_message {
+    int peer; /* within the group */
+    const struct comm_segment *segments;
+    int n;
+    enum comm_pass pass; /* counted under */
 };
 
 /* Elements are the payload of the formulas: count of an all_reduce, the full (unsharded) tensor
@@ -44,11 +54,11 @@ struct comm_counters {
 struct comm {
     const struct comm_backend *backend;
     enum comm_group group;
-    int rank, size;       /* within the group */
-    int world_rank;       /* for messages */
-    enum comm_pass pass;  /* set by the step */
+    int rank, size;                 /* within the group */
+    int world_rank;                 /* for messages */
+    enum comm_pass pass;            /* set by the step */
     struct comm_counters *counters; /* the rank's, shared by its groups */
-    double *seconds;      /* the rank's time in collectives, shared */
+    double *seconds;                /* the rank's time in collectives, shared */
     /* Called on entry with a text for the status page; may be NULL. */
     void (*note)(void *arg, const char *what);
     void *note_arg;
@@ -65,6 +75,10 @@ struct comm_backend {
     /* out [size][chunk] from each rank's in [chunk]. */
     int (*all_gather)(struct comm *c, struct kstream *ks, const void *in, void *out, int64_t chunk, enum dtype dtype,
                       struct error *err);
+    /* Sends and receives (either may be NULL) at once: done when both are. Sender and receiver give equal segments.
+     * For neighbours, an even and an odd rank: a send may wait for its receive, and the even one sends first. */
+    int (*exchange)(struct comm *c, struct kstream *ks, const struct comm_message *send,
+                    const struct comm_message *recv, struct error *err);
     void (*destroy)(struct comm *c);
 };
 
@@ -76,22 +90,42 @@ MUST_USE int comm_reduce_scatter(struct comm *c, struct kstream *ks, void *data,
                                  enum dtype dtype, const char *what, struct error *err);
 MUST_USE int comm_all_gather(struct comm *c, struct kstream *ks, const void *in, void *out, int64_t chunk,
                              enum dtype dtype, const char *what, struct error *err);
+/* Counts as a send and as a receive, each under its message's pass. Both NULL: nothing. */
+MUST_USE int comm_exchange(struct comm *c, struct kstream *ks, const struct comm_message *send,
+                           const struct comm_message *recv, const char *what, struct error *err);
 void comm_destroy(struct comm *c);
 
 const char *comm_group_name(enum comm_group g); /* "world", "tp", ... */
 const char *comm_kind_name(enum comm_kind k);   /* "all_reduce", ... */
 const char *comm_pass_name(enum comm_pass p);
 
+/* ---- groups ---- */
+
+/* World rank = (pp_rank * dp + dp_rank) * tp + tp_rank. */
+struct comm_layout {
+    int tp, dp, pp;
+    bool ends; /* first and last stage share a table: they get a group when pp > 1 */
+};
+/* A rank's place in a group: its world ranks are first + i * step, i < size. A group of one has no state. */
+struct comm_place {
+    int rank, size, first, step;
+};
+struct comm_place comm_place_of(const struct comm_layout *layout, int world_rank, enum comm_group g);
+int comm_world_size(const struct comm_layout *layout);
+
 /* A rank's set of groups. */
 struct comms {
-    struct comm world, tp; /* pp and dp join with their strategies */
+    struct comm world, tp, pp, dp, ends;
     struct comm_counters counters;
     double seconds;
 };
+struct comm *comms_group(struct comms *c, enum comm_group g);
+void comms_set_pass(struct comms *c, enum comm_pass pass);
+void comms_set_note(struct comms *c, void (*note)(void *arg, const char *what), void *arg);
 
 /* ---- LOCAL: worker/comm/local.c ---- */
 struct local_world; /* shared by the ranks of one process */
-MUST_USE int local_world_create(int world, int tp, struct local_world **out, struct error *err);
+MUST_USE int local_world_create(const struct comm_layout *layout, struct local_world **out, struct error *err);
 void local_world_destroy(struct local_world *w); /* after every rank's comms_destroy */
 MUST_USE int local_comms_join(struct local_world *w, int rank, struct comms *out, struct error *err);
 /* Makes every waiting and later call fail with ERR_PEER_LOST naming `rank`: for a rank that fails. */
@@ -105,8 +139,9 @@ struct rendezvous {
     int (*get)(void *arg, const char *group, const char *key, int timeout_ms, struct buffer *out, struct error *err);
     void *arg;
 };
-MUST_USE int gloo_comms_create(int rank, int world, int tp, const char *bind_address, const struct rendezvous *rv,
-                               int connect_timeout_ms, int op_timeout_ms, struct comms *out, struct error *err);
+MUST_USE int gloo_comms_create(int rank, const struct comm_layout *layout, const char *bind_address,
+                               const struct rendezvous *rv, int connect_timeout_ms, int op_timeout_ms,
+                               struct comms *out, struct error *err);
 
 void comms_destroy(struct comms *c);
 

@@ -13,6 +13,7 @@
  *     for bit.
  * No C++ exception leaves this file. */
 extern "C" {
+#include "worker/comm/bf16.h"
 #include "worker/comm/comm.h"
 #include "worker/comm/peers.h"
 }
@@ -28,7 +29,8 @@ extern "C" {
 #include <string>
 #include <vector>
 
-namespace {
+namespace
+{
 
 using milliseconds = std::chrono::milliseconds;
 
@@ -41,15 +43,22 @@ constexpr size_t PIECE = 512 << 10;
 /* An error that crosses Gloo's frames. */
 struct Failure : public std::exception {
     struct error error;
-    explicit Failure(const struct error &e) : error(e) {}
-    const char *what() const noexcept override { return error.message; }
+    explicit Failure(const struct error &e) : error(e)
+    {
+    }
+    const char *what() const noexcept override
+    {
+        return error.message;
+    }
 };
 
 /* Gloo's store over the rendezvous of one group; its keys are the group's rank numbers. */
-class GroupStore : public gloo::rendezvous::Store {
-public:
-    GroupStore(const struct rendezvous *rv, std::string group, int base, std::chrono::steady_clock::time_point deadline)
-        : rv_(rv), group_(std::move(group)), base_(base), deadline_(deadline)
+class GroupStore : public gloo::rendezvous::Store
+{
+  public:
+    GroupStore(const struct rendezvous *rv, std::string group, const struct comm_place &place,
+               std::chrono::steady_clock::time_point deadline)
+        : rv_(rv), group_(std::move(group)), place_(place), deadline_(deadline)
     {
     }
     void set(const std::string &key, const std::vector<char> &data) override
@@ -76,17 +85,21 @@ public:
             return out;
         if (rc == ERR_TIMEOUT)
             error_context(&err, "rank %ld did not come to the rendezvous of group %s",
-                          base_ + strtol(key.c_str(), nullptr, 10), group_.c_str());
+                          place_.first + place_.step * strtol(key.c_str(), nullptr, 10), group_.c_str());
         throw Failure(err);
     }
     /* get() waits by itself. */
-    void wait(const std::vector<std::string> &) override {}
-    void wait(const std::vector<std::string> &, const milliseconds &) override {}
+    void wait(const std::vector<std::string> &) override
+    {
+    }
+    void wait(const std::vector<std::string> &, const milliseconds &) override
+    {
+    }
 
-private:
+  private:
     const struct rendezvous *rv_;
     std::string group_;
-    int base_;
+    struct comm_place place_;
     std::chrono::steady_clock::time_point deadline_;
 };
 
@@ -94,35 +107,22 @@ private:
 struct Rank {
     struct peers *peers = nullptr;
     milliseconds op_timeout;
-    ~Rank() { peers_close(peers); }
+    ~Rank()
+    {
+        peers_close(peers);
+    }
 };
 
 struct Group {
     std::shared_ptr<Rank> rank;
     std::shared_ptr<gloo::rendezvous::Context> context;
-    int base; /* world rank of the group's rank 0; members are consecutive */
+    struct comm_place place;
+    int from; /* member that the running operation waits for */
     std::vector<char> scratch;
     bool dead = false;
 };
 
 /* ---- reductions ------------------------------------------------------------ */
-
-float from_bf16(uint16_t x)
-{
-    uint32_t bits = (uint32_t)x << 16;
-    float f;
-    std::memcpy(&f, &bits, sizeof f);
-    return f;
-}
-
-uint16_t to_bf16(float f)
-{
-    uint32_t bits;
-    std::memcpy(&bits, &f, sizeof bits);
-    if ((bits & 0x7fffffff) > 0x7f800000) /* stay a NaN */
-        return (uint16_t)(bits >> 16 | 0x40);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16); /* to nearest, ties to even */
-}
 
 template <typename T> void sum(void *out, const void *a, const void *b, size_t n)
 {
@@ -165,7 +165,7 @@ const Reduction reductions[2][DTYPE_COUNT] = {
 /* ---- errors ---------------------------------------------------------------- */
 
 /* Turns what Gloo threw inside an operation into an error that names the rank. */
-int explain(struct comm *c, Group &g, const char *text, bool timed_out, struct error *err)
+int explain(Group &g, const char *text, bool timed_out, struct error *err)
 {
     g.dead = true;
     int lost = peers_blame(g.rank->peers, timed_out ? 0 : BLAME_WAIT_MS);
@@ -175,7 +175,7 @@ int explain(struct comm *c, Group &g, const char *text, bool timed_out, struct e
         return error_hint(err, "the cause is in the log of rank %d", lost);
     }
     if (timed_out) {
-        int left = g.base + (c->rank + c->size - 1) % c->size;
+        int left = g.place.first + g.from * g.place.step;
         error_set(err, ERR_TIMEOUT, "no answer within %lld ms; waiting for rank %d or for a rank that it waits for",
                   (long long)g.rank->op_timeout.count(), left);
         return error_hint(err, "look at the status of rank %d: it may be stopped, swapping or cut off", left);
@@ -190,6 +190,7 @@ template <typename Body> int guarded(struct comm *c, struct error *err, Body bod
     if (g.dead)
         return error_set(err, ERR_PEER_LOST, "the group is dead after an earlier error");
     auto start = std::chrono::steady_clock::now();
+    g.from = (c->rank + c->size - 1) % c->size; /* in a ring */
     try {
         body(g);
         return ERR_OK;
@@ -199,7 +200,7 @@ template <typename Body> int guarded(struct comm *c, struct error *err, Body bod
     } catch (const std::exception &e) {
         try {
             bool timed_out = std::chrono::steady_clock::now() - start >= g.rank->op_timeout;
-            return explain(c, g, e.what(), timed_out, err);
+            return explain(g, e.what(), timed_out, err);
         } catch (const std::exception &second) {
             return error_set(err, ERR_PEER_LOST, "%s", second.what());
         }
@@ -235,13 +236,34 @@ void exchange(Group &g, int rank, int to, const char *give, size_t give_bytes, i
 struct Ring {
     int rank, size;
     size_t count, element;
-    int right() const { return (rank + 1) % size; }
-    int left() const { return (rank + size - 1) % size; }
-    int chunk(int i) const { return (i % size + size) % size; }
-    size_t begin(int i) const { return count / (size_t)size * (size_t)i + std::min((size_t)i, count % (size_t)size); }
-    size_t elements(int i) const { return begin(i + 1) - begin(i); }
-    size_t bytes(int i) const { return elements(i) * element; }
-    char *at(char *data, int i) const { return data + begin(i) * element; }
+    int right() const
+    {
+        return (rank + 1) % size;
+    }
+    int left() const
+    {
+        return (rank + size - 1) % size;
+    }
+    int chunk(int i) const
+    {
+        return (i % size + size) % size;
+    }
+    size_t begin(int i) const
+    {
+        return count / (size_t)size * (size_t)i + std::min((size_t)i, count % (size_t)size);
+    }
+    size_t elements(int i) const
+    {
+        return begin(i + 1) - begin(i);
+    }
+    size_t bytes(int i) const
+    {
+        return elements(i) * element;
+    }
+    char *at(char *data, int i) const
+    {
+        return data + begin(i) * element;
+    }
 };
 
 char *room(Group &g, size_t bytes)
@@ -334,6 +356,28 @@ int gloo_all_gather(struct comm *c, struct kstream *ks, const void *in, void *ou
     });
 }
 
+/* As in a ring: neighbours of a chain are an even and an odd rank. */
+int gloo_exchange(struct comm *c, struct kstream *ks, const struct comm_message *send, const struct comm_message *recv,
+                  struct error *err)
+{
+    (void)ks;
+    return guarded(c, err, [&](Group &g) {
+        g.from = recv ? recv->peer : send->peer;
+        auto give = [&] {
+            for (int i = 0; send && i < send->n; i++)
+                send_to(g, send->peer, static_cast<const char *>(send->segments[i].data),
+                        (size_t)send->segments[i].count * dtype_size(send->segments[i].dtype));
+        };
+        if (c->rank % 2 == 0)
+            give();
+        for (int i = 0; recv && i < recv->n; i++)
+            receive_from(g, recv->peer, static_cast<char *>(recv->segments[i].data),
+                         (size_t)recv->segments[i].count * dtype_size(recv->segments[i].dtype));
+        if (c->rank % 2)
+            give();
+    });
+}
+
 void gloo_destroy(struct comm *c)
 {
     delete static_cast<Group *>(c->state);
@@ -341,45 +385,55 @@ void gloo_destroy(struct comm *c)
 }
 
 const struct comm_backend gloo_backend = {
-    "gloo", gloo_all_reduce, gloo_reduce_scatter, gloo_all_gather, gloo_destroy,
+    "gloo", gloo_all_reduce, gloo_reduce_scatter, gloo_all_gather, gloo_exchange, gloo_destroy,
 };
 
 /* ---- connecting ------------------------------------------------------------ */
 
-std::shared_ptr<gloo::rendezvous::Context> connect(int rank, int size, const std::string &group, int base,
+std::shared_ptr<gloo::rendezvous::Context> connect(const struct comm_place &place, const std::string &group,
                                                    const struct rendezvous *rv,
                                                    std::shared_ptr<gloo::transport::Device> &device,
                                                    milliseconds timeout, milliseconds op_timeout)
 {
-    GroupStore store(rv, group, base, std::chrono::steady_clock::now() + timeout);
-    auto context = std::make_shared<gloo::rendezvous::Context>(rank, size);
+    GroupStore store(rv, group, place, std::chrono::steady_clock::now() + timeout);
+    auto context = std::make_shared<gloo::rendezvous::Context>(place.rank, place.size);
     /* Gloo fixes a connection's deadline when it is made. */
     context->setTimeout(op_timeout);
     context->connectFullMesh(store, device);
-    for (int i = 0; i < size; i++)
-        if (i != rank)
+    for (int i = 0; i < place.size; i++)
+        if (i != place.rank)
             context->getPair(i)->setSync(true, false);
     return context;
 }
 
-void fill(struct comm *c, struct comms *all, enum comm_group group, int rank, int size, int world_rank, Group *state)
+/* The group's end of this rank. A group of all ranks shares the world's connections; a group of one has none. */
+void join(struct comms *all, enum comm_group group, const struct comm_place &place, int world_rank,
+          const std::shared_ptr<Rank> &rank, const std::shared_ptr<gloo::rendezvous::Context> &context)
 {
+    struct comm *c = comms_group(all, group);
     c->backend = &gloo_backend;
     c->group = group;
-    c->rank = rank;
-    c->size = size;
+    c->rank = place.rank;
+    c->size = place.size;
     c->world_rank = world_rank;
     c->counters = &all->counters;
     c->seconds = &all->seconds;
-    c->state = state;
+    if (!context)
+        return;
+    auto state = std::make_unique<Group>();
+    state->rank = rank;
+    state->context = context;
+    state->place = place;
+    c->state = state.release();
 }
 
 } // namespace
 
-int gloo_comms_create(int rank, int world, int tp, const char *bind_address, const struct rendezvous *rv,
+int gloo_comms_create(int rank, const struct comm_layout *layout, const char *bind_address, const struct rendezvous *rv,
                       int connect_timeout_ms, int op_timeout_ms, struct comms *out, struct error *err)
 {
     std::memset(out, 0, sizeof *out);
+    int world = comm_world_size(layout);
     try {
         milliseconds timeout(connect_timeout_ms);
         auto shared = std::make_shared<Rank>();
@@ -390,26 +444,30 @@ int gloo_comms_create(int rank, int world, int tp, const char *bind_address, con
         gloo::transport::tcp::attr attributes;
         attributes.hostname = bind_address;
         auto device = gloo::transport::tcp::CreateDevice(attributes);
-        auto all = std::make_unique<Group>();
-        all->rank = shared;
-        all->context = connect(rank, world, "world", 0, rv, device, timeout, shared->op_timeout);
-        all->base = 0;
-        auto slice = std::make_unique<Group>();
-        slice->rank = shared;
-        slice->base = rank / tp * tp;
-        slice->context = tp == world ? all->context
-                                     : connect(rank % tp, tp, "tp" + std::to_string(rank / tp), slice->base, rv, device,
-                                               timeout, shared->op_timeout);
-        fill(&out->world, out, GROUP_WORLD, rank, world, rank, all.release());
-        fill(&out->tp, out, GROUP_TP, rank % tp, tp, rank, slice.release());
+        std::shared_ptr<gloo::rendezvous::Context> contexts[GROUP_COUNT];
+        struct comm_place places[GROUP_COUNT];
+        for (int g = 0; g < GROUP_COUNT; g++) {
+            places[g] = comm_place_of(layout, rank, (enum comm_group)g);
+            std::string name = comm_group_name((enum comm_group)g);
+            if (g != GROUP_WORLD && places[g].size == world)
+                contexts[g] = contexts[GROUP_WORLD];
+            else if (places[g].size > 1 || g == GROUP_WORLD)
+                contexts[g] = connect(places[g], g == GROUP_WORLD ? name : name + std::to_string(places[g].first), rv,
+                                      device, timeout, shared->op_timeout);
+        }
+        for (int g = 0; g < GROUP_COUNT; g++)
+            join(out, (enum comm_group)g, places[g], rank, shared, contexts[g]);
         return ERR_OK;
     } catch (const Failure &failure) {
+        comms_destroy(out);
         if (err)
             *err = failure.error;
         return failure.error.code;
     } catch (const std::bad_alloc &) {
+        comms_destroy(out);
         return error_set(err, ERR_NOMEM, "out of memory while connecting the ranks");
     } catch (const std::exception &e) {
+        comms_destroy(out);
         error_set(err, ERR_PEER_LOST, "cannot connect the ranks over %s: %s", bind_address, e.what());
         return error_hint(err, "the agent's data address must be an address of its machine that the other nodes reach");
     }

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "worker/comm/bf16.h"
 #include "worker/comm/comm.h"
 
 enum { MAX_RANKS = 64, BLOCK = 512 /* elements reduced at a time, on the stack */ };
@@ -27,6 +28,12 @@ struct offer {
     enum dtype dtype;
 };
 
+/* A message on its way; one at a time from each member to each other. */
+struct post {
+    enum { POST_NONE, POST_GIVEN, POST_MISMATCH } state;
+    const struct comm_message *message;
+};
+
 struct local_group {
     struct local_world *world;
     int size, first, step; /* world rank of member i is first + i * step */
@@ -35,24 +42,35 @@ struct local_group {
     int arrived;
     unsigned long meeting;
     struct offer *offers; /* [size] */
+    struct post *posts;   /* [size * size], from * size + to */
 };
 
 struct local_world {
-    int size, tp;
-    atomic_int lost; /* world rank that aborted, or -1 */
-    struct local_group everyone;
-    struct local_group *tp_groups; /* [size / tp] */
+    int size;
+    struct comm_layout layout;
+    atomic_int lost;            /* world rank that aborted, or -1 */
+    struct local_group *groups; /* [GROUP_COUNT * size], at its first member's rank; of size 0: no such group */
 };
 
-static int group_open(struct local_group *g, struct local_world *w, int first, int size)
+static struct local_group *group_at(struct local_world *w, int g, int first)
 {
-    g->offers = calloc((size_t)size, sizeof *g->offers);
-    if (!g->offers)
+    return &w->groups[g * w->size + first];
+}
+
+static int group_open(struct local_group *g, struct local_world *w, const struct comm_place *place)
+{
+    size_t size = (size_t)place->size;
+    g->offers = calloc(size, sizeof *g->offers);
+    g->posts = calloc(size * size, sizeof *g->posts);
+    if (!g->offers || !g->posts) {
+        free(g->offers);
+        free(g->posts);
         return ERR_NOMEM;
+    }
     g->world = w;
-    g->first = first;
-    g->step = 1;
-    g->size = size;
+    g->first = place->first;
+    g->step = place->step;
+    g->size = place->size;
     pthread_mutex_init(&g->lock, NULL);
     pthread_cond_init(&g->met, NULL);
     return ERR_OK;
@@ -60,29 +78,36 @@ static int group_open(struct local_group *g, struct local_world *w, int first, i
 
 static void group_close(struct local_group *g)
 {
-    if (!g->offers)
+    if (!g->size)
         return;
     pthread_cond_destroy(&g->met);
     pthread_mutex_destroy(&g->lock);
     free(g->offers);
-    g->offers = NULL;
+    free(g->posts);
 }
 
-int local_world_create(int world, int tp, struct local_world **out, struct error *err)
+int local_world_create(const struct comm_layout *layout, struct local_world **out, struct error *err)
 {
     *out = NULL;
-    if (world < 1 || world > MAX_RANKS || tp < 1 || world % tp)
-        return error_set(err, ERR_INVALID, "a local world of %d ranks (of at most %d) cannot hold tp groups of %d",
-                         world, MAX_RANKS, tp);
+    int world = layout->tp < 1 || layout->dp < 1 || layout->pp < 1 || layout->tp > MAX_RANKS ||
+                        layout->dp > MAX_RANKS || layout->pp > MAX_RANKS
+                    ? 0
+                    : comm_world_size(layout);
+    if (world < 1 || world > MAX_RANKS)
+        return error_set(err, ERR_INVALID, "a local world has 1 to %d ranks, not tp * dp * pp = %d * %d * %d",
+                         MAX_RANKS, layout->tp, layout->dp, layout->pp);
     struct local_world *w = calloc(1, sizeof *w);
-    int groups = world / tp, rc = ERR_NOMEM;
-    if (w && (w->tp_groups = calloc((size_t)groups, sizeof *w->tp_groups))) {
+    int rc = ERR_NOMEM;
+    if (w && (w->groups = calloc((size_t)(GROUP_COUNT * world), sizeof *w->groups))) {
         w->size = world;
-        w->tp = tp;
+        w->layout = *layout;
         atomic_init(&w->lost, -1);
-        rc = group_open(&w->everyone, w, 0, world);
-        for (int i = 0; i < groups && !rc; i++)
-            rc = group_open(&w->tp_groups[i], w, i * tp, tp);
+        rc = ERR_OK;
+    }
+    for (int i = 0; i < GROUP_COUNT * world && !rc; i++) {
+        struct comm_place place = comm_place_of(layout, i % world, (enum comm_group)(i / world));
+        if (place.rank == 0 && place.size > 1)
+            rc = group_open(&w->groups[i], w, &place);
     }
     if (rc) {
         local_world_destroy(w);
@@ -96,10 +121,9 @@ void local_world_destroy(struct local_world *w)
 {
     if (!w)
         return;
-    for (int i = 0; w->tp_groups && i < w->size / w->tp; i++)
-        group_close(&w->tp_groups[i]);
-    group_close(&w->everyone);
-    free(w->tp_groups);
+    for (int i = 0; w->groups && i < GROUP_COUNT * w->size; i++)
+        group_close(&w->groups[i]);
+    free(w->groups);
     free(w);
 }
 
@@ -114,9 +138,9 @@ void local_world_abort(struct local_world *w, int rank)
 {
     int none = -1;
     atomic_compare_exchange_strong(&w->lost, &none, rank); /* the first one is the cause */
-    wake(&w->everyone);
-    for (int i = 0; i < w->size / w->tp; i++)
-        wake(&w->tp_groups[i]);
+    for (int i = 0; i < GROUP_COUNT * w->size; i++)
+        if (w->groups[i].size)
+            wake(&w->groups[i]);
 }
 
 /* Waits until all members are here; false when the world was aborted first. */
@@ -188,12 +212,25 @@ static void close_call(struct comm *c)
 COMBINE(float)
 COMBINE(double)
 
+static void combine_bf16(enum comm_op op, void *to, const void *from, int64_t n)
+{
+    uint16_t *acc = to;
+    const uint16_t *x = from;
+    for (int64_t i = 0; i < n; i++) {
+        float a = from_bf16(acc[i]), b = from_bf16(x[i]);
+        if (op == COMM_SUM)
+            acc[i] = to_bf16(a + b);
+        else if (b > a || isnan(b))
+            acc[i] = x[i];
+    }
+}
+
 /* Elements [from, to) of every `in`, reduced in rank order, to the start of every `out`. */
 static void reduce(enum dtype dtype, enum comm_op op, int ranks, const void *const *in, int outs, void *const *out,
                    int64_t from, int64_t to)
 {
     size_t size = dtype_size(dtype);
-    double acc[BLOCK]; /* of either type */
+    double acc[BLOCK]; /* of any type */
     for (int64_t at = from; at < to; at += BLOCK) {
         int64_t n = to - at < BLOCK ? to - at : BLOCK;
         memcpy(acc, (const char *)in[0] + (size_t)at * size, (size_t)n * size);
@@ -201,6 +238,8 @@ static void reduce(enum dtype dtype, enum comm_op op, int ranks, const void *con
             const char *x = (const char *)in[r] + (size_t)at * size;
             if (dtype == DTYPE_F64)
                 combine_double(op, acc, x, n);
+            else if (dtype == DTYPE_BF16)
+                combine_bf16(op, acc, x, n);
             else
                 combine_float(op, acc, x, n);
         }
@@ -211,7 +250,7 @@ static void reduce(enum dtype dtype, enum comm_op op, int ranks, const void *con
 
 static int check_dtype(enum dtype dtype, struct error *err)
 {
-    if (dtype == DTYPE_F32 || dtype == DTYPE_F64)
+    if (dtype == DTYPE_F32 || dtype == DTYPE_F64 || dtype == DTYPE_BF16)
         return ERR_OK;
     return error_set(err, ERR_UNSUPPORTED, "LOCAL does not reduce %s", dtype_name(dtype));
 }
@@ -286,6 +325,63 @@ static int local_all_gather(struct comm *c, struct kstream *ks, const void *in, 
     return ERR_OK;
 }
 
+/* ---- messages ---- */
+
+static bool same_segments(const struct comm_message *a, const struct comm_message *b)
+{
+    bool same = a->n == b->n;
+    for (int i = 0; i < a->n && same; i++)
+        same = a->segments[i].count == b->segments[i].count && a->segments[i].dtype == b->segments[i].dtype;
+    return same;
+}
+
+/* Under the group's lock. Copies a given message and sets its sender free. */
+static bool take(struct post *post, const struct comm_message *to)
+{
+    const struct comm_message *from = post->message;
+    if (!same_segments(from, to)) {
+        post->state = POST_MISMATCH;
+        return false;
+    }
+    for (int i = 0; i < to->n; i++)
+        memcpy(to->segments[i].data, from->segments[i].data,
+               (size_t)to->segments[i].count * dtype_size(to->segments[i].dtype));
+    post->state = POST_NONE;
+    return true;
+}
+
+static int local_exchange(struct comm *c, struct kstream *ks, const struct comm_message *send,
+                          const struct comm_message *recv, struct error *err)
+{
+    (void)ks;
+    struct local_group *g = c->state;
+    struct post *give = send ? &g->posts[c->rank * g->size + send->peer] : NULL;
+    struct post *get = recv ? &g->posts[recv->peer * g->size + c->rank] : NULL;
+    const char *wrong = NULL;
+    bool lost = false;
+    pthread_mutex_lock(&g->lock);
+    if (give)
+        *give = (struct post){POST_GIVEN, send};
+    pthread_cond_broadcast(&g->met);
+    while (get && get->state != POST_GIVEN && !(lost = atomic_load(&g->world->lost) >= 0))
+        pthread_cond_wait(&g->met, &g->lock);
+    if (get && !lost && !take(get, recv))
+        wrong = "send and receive differ in size or type";
+    pthread_cond_broadcast(&g->met);
+    while (give && give->state == POST_GIVEN && !(lost = lost || atomic_load(&g->world->lost) >= 0))
+        pthread_cond_wait(&g->met, &g->lock);
+    if (give && give->state == POST_MISMATCH)
+        wrong = "receive and send differ in size or type";
+    if (give)
+        give->state = POST_NONE; /* nobody reads the message after the return */
+    pthread_mutex_unlock(&g->lock);
+    if (wrong)
+        return error_set(err, ERR_INTERNAL, "rank %d: %s", c->world_rank, wrong);
+    if (lost)
+        return error_set(err, ERR_PEER_LOST, "rank %d is gone", atomic_load(&g->world->lost));
+    return ERR_OK;
+}
+
 static void local_destroy(struct comm *c)
 {
     (void)c; /* the groups are the world's */
@@ -296,30 +392,27 @@ static const struct comm_backend local_backend = {
     .all_reduce = local_all_reduce,
     .reduce_scatter = local_reduce_scatter,
     .all_gather = local_all_gather,
+    .exchange = local_exchange,
     .destroy = local_destroy,
 };
-
-static void join(struct local_group *g, enum comm_group group, int rank, int world_rank, struct comms *comms,
-                 struct comm *c)
-{
-    *c = (struct comm){
-        .backend = &local_backend,
-        .group = group,
-        .rank = rank,
-        .size = g->size,
-        .world_rank = world_rank,
-        .counters = &comms->counters,
-        .seconds = &comms->seconds,
-        .state = g,
-    };
-}
 
 int local_comms_join(struct local_world *w, int rank, struct comms *out, struct error *err)
 {
     memset(out, 0, sizeof *out);
     if (rank < 0 || rank >= w->size)
         return error_set(err, ERR_INVALID, "rank %d is not in a local world of %d", rank, w->size);
-    join(&w->everyone, GROUP_WORLD, rank, rank, out, &out->world);
-    join(&w->tp_groups[rank / w->tp], GROUP_TP, rank % w->tp, rank, out, &out->tp);
+    for (int g = 0; g < GROUP_COUNT; g++) {
+        struct comm_place place = comm_place_of(&w->layout, rank, (enum comm_group)g);
+        *comms_group(out, (enum comm_group)g) = (struct comm){
+            .backend = &local_backend,
+            .group = (enum comm_group)g,
+            .rank = place.rank,
+            .size = place.size,
+            .world_rank = rank,
+            .counters = &out->counters,
+            .seconds = &out->seconds,
+            .state = place.size > 1 ? group_at(w, g, place.first) : NULL,
+        };
+    }
     return ERR_OK;
 }

@@ -9,9 +9,7 @@
 #include "worker/plan/internal.h"
 
 #define BIT(v) (INT64_C(1) << (v))
-#define F(v)   BIT(BOOST__FACTORIZATION__VALUE__##v)
 
-static const char lax[] = "latent crossing";
 static const char cluster[] = "jobs over several nodes";
 static const char notices[] = "notifications";
 static const char fetched[] = "token files by URL";
@@ -20,7 +18,7 @@ const struct built_rule built_rules[] = {
     {"spec_version", BUILT_ANY, 0, NULL},
     {"name", BUILT_ANY, 0, NULL},
 
-    {"model.factorization", BUILT_VALUES, F(SVD) | F(COLA), "dense models and latent crossing"},
+    {"model.factorization", BUILT_ANY, 0, NULL},
     {"model.hidden", BUILT_ANY, 0, NULL},
     {"model.layers", BUILT_ANY, 0, NULL},
     {"model.heads", BUILT_ANY, 0, NULL},
@@ -32,30 +30,27 @@ const struct built_rule built_rules[] = {
     {"model.norm_eps", BUILT_ANY, 0, NULL},
     {"model.tie_embeddings", BUILT_ANY, 0, NULL},
     {"model.mlp_activation", BUILT_ANY, 0, NULL},
-    {"model.lax_base", BUILT_ABSENT, 0, lax},
-    {"model.lax_gate", BUILT_ABSENT, 0, lax},
+    {"model.lax_base", BUILT_ANY, 0, NULL},
+    {"model.lax_gate", BUILT_ANY, 0, NULL},
 
-    {"parallel.strategy", BUILT_ONLY, BOOST__STRATEGY__VALUE__BTP, "the FULL and VANILLA strategies"},
+    {"parallel.strategy", BUILT_ANY, 0, NULL},
     {"parallel.tp", BUILT_ANY, 0, NULL},
-    {"parallel.pp", BUILT_ONLY, 1, "pipeline parallelism"},
-    {"parallel.dp", BUILT_ONLY, 1, "data parallelism"},
+    {"parallel.pp", BUILT_ANY, 0, NULL},
+    {"parallel.dp", BUILT_ANY, 0, NULL},
     {"parallel.micro_batch", BUILT_ANY, 0, NULL},
     {"parallel.global_batch", BUILT_ANY, 0, NULL},
     {"parallel.auto", BUILT_ONLY, 0, "choosing the layout by the cost model"},
-    {"parallel.norm", BUILT_VALUES, BIT(BOOST__NORM__VALUE__AUTO) | BIT(BOOST__NORM__VALUE__ONLINE),
-     "the synchronous norm"},
-    {"parallel.grouped", BUILT_VALUES, BIT(BOOST__SWITCH__VALUE__AUTO) | BIT(BOOST__SWITCH__VALUE__ON),
-     "ungrouped projections"},
-    {"parallel.recompute", BUILT_VALUES, BIT(BOOST__RECOMPUTE__VALUE__AUTO) | BIT(BOOST__RECOMPUTE__VALUE__NONE),
-     "activation checkpointing"},
+    {"parallel.norm", BUILT_ANY, 0, NULL},
+    {"parallel.grouped", BUILT_ANY, 0, NULL},
+    {"parallel.recompute", BUILT_ANY, 0, NULL},
     {"parallel.overlap", BUILT_VALUES, BIT(BOOST__SWITCH__VALUE__AUTO) | BIT(BOOST__SWITCH__VALUE__OFF),
      "overlap of the bottleneck all-reduce with compute"},
-    {"parallel.zero", BUILT_ONLY, 0, "the sharded optimizer"},
-    {"parallel.vanilla_attention", BUILT_ABSENT, 0, "the VANILLA strategy"},
+    {"parallel.zero", BUILT_ANY, 0, NULL},
+    {"parallel.vanilla_attention", BUILT_ANY, 0, NULL},
     {"parallel.attention", BUILT_VALUES, BIT(BOOST__ATTENTION__VALUE__AUTO) | BIT(BOOST__ATTENTION__VALUE__OWN),
      "attention by cuDNN"},
     {"parallel.deterministic", BUILT_ONLY, 1, "a faster mode that is not reproducible; the CPU always is"},
-    {"parallel.bucket_mib", BUILT_ONLY, 64, "gradient buckets of data parallelism"},
+    {"parallel.bucket_mib", BUILT_ANY, 0, NULL},
 
     {"data.train", BUILT_ANY, 0, NULL},
     {"data.train.path", BUILT_LOCAL, 0, fetched},

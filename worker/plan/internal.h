@@ -8,6 +8,8 @@
 #include "proto/base/error.h"
 #include "proto/job.pb-c.h"
 
+struct plan;
+
 /* Collects every fault of a stage into one error: messages joined by "; ", the hint is
  * the first fault's mend. */
 struct faults {
@@ -37,5 +39,10 @@ int layout_check(const Boost__JobSpec *spec, struct error *err); /* layout.c */
 int built_check(const Boost__JobSpec *spec, struct error *err);  /* built.c */
 
 int64_t round_up(int64_t n, int64_t multiple);
+
+/* Groups of tensors start at multiples of this many elements; layers, and what comes before and behind
+ * them, at multiples of plan_unit_align(). */
+enum { PLAN_ELEMENT_ALIGN = 128 };
+int64_t plan_unit_align(const struct plan *p);
 
 #endif

@@ -2,6 +2,7 @@
  * Rules of every strategy, built or not, so that a message about a job's shape does
  * not depend on what this version happens to run. */
 #include "worker/plan/internal.h"
+#include "worker/plan/plan.h"
 
 #include <float.h>
 #include <limits.h>
@@ -75,14 +76,18 @@ static void check_tp(struct faults *f, const Boost__JobSpec *spec)
 {
     const Boost__Model *m = spec_model(spec);
     int64_t t = spec_parallel(spec)->tp;
-    bool vanilla = spec_strategy(spec) == BOOST__STRATEGY__VALUE__VANILLA;
+    const struct plan_cut *cut = plan_cut_of(spec_strategy(spec), spec_parallel(spec)->vanilla_attention ==
+                                                                      BOOST__VANILLA_ATTENTION__VALUE__PUBLISHED);
     const struct {
         const char *name;
         int64_t value;
         bool applies;
     } widths[] = {
-        {"heads", m->heads, true},   {"kv_heads", spec_kv_heads(m), true}, {"intermediate", m->intermediate, true},
-        {"hidden", m->hidden, true}, {"rank", m->rank, vanilla}, /* the latent is sharded there */
+        {"heads", m->heads, cut->heads},
+        {"kv_heads", spec_kv_heads(m), cut->heads},
+        {"intermediate", m->intermediate, cut->mlp},
+        {"hidden", m->hidden, cut->hidden},
+        {"rank", m->rank, cut->latent},
     };
     enum { WIDTHS = sizeof widths / sizeof widths[0] };
     int64_t all = 0;
@@ -124,6 +129,17 @@ static void check_batch(struct faults *f, const Boost__JobSpec *spec)
         faults_add(f, "lower parallel.micro_batch or data.seq_len",
                    "a micro-batch of parallel.micro_batch * data.seq_len = %lld tokens is above %d",
                    (long long)(micro * s), INT32_MAX);
+}
+
+/* Every stage has a layer. */
+static void check_stages(struct faults *f, const Boost__JobSpec *spec)
+{
+    int pp = spec_parallel(spec)->pp, layers = spec_model(spec)->layers;
+    char mend[96];
+    if (pp <= layers)
+        return;
+    snprintf(mend, sizeof mend, "set parallel.pp to at most %d", layers);
+    faults_add(f, mend, "parallel.pp = %d stages are more than model.layers = %d", pp, layers);
 }
 
 static void check_devices(struct faults *f, const Boost__JobSpec *spec)
@@ -185,6 +201,7 @@ static void check_applies(struct faults *f, const Boost__JobSpec *spec)
     const Boost__Parallel *par = spec_parallel(spec);
     bool full_rank = m->factorization == BOOST__FACTORIZATION__VALUE__FULL_RANK;
     bool btp = spec_strategy(spec) == BOOST__STRATEGY__VALUE__BTP;
+    enum { BUCKET_MIB = 64 }; /* the default, which a resolved job carries */
     if (!btp && par->norm != BOOST__NORM__VALUE__AUTO)
         faults_add(f, "leave parallel.norm out", "parallel.norm applies to strategy BTP only");
     if (!btp && par->overlap == BOOST__SWITCH__VALUE__ON)
@@ -194,6 +211,10 @@ static void check_applies(struct faults *f, const Boost__JobSpec *spec)
     if (full_rank && par->recompute == BOOST__RECOMPUTE__VALUE__LOW_RANK)
         faults_add(f, "set parallel.recompute: LAYER",
                    "parallel.recompute: LOW_RANK needs latents, and FULL_RANK has none");
+    if (par->dp == 1 && par->bucket_mib != BUCKET_MIB)
+        faults_add(f, "leave parallel.bucket_mib out, or raise parallel.dp",
+                   "parallel.bucket_mib = %d cuts the gradients that travel over parallel.dp, which is 1",
+                   par->bucket_mib);
     if (par->zero == 1 && par->dp == 1)
         faults_add(f, "leave parallel.zero out, or raise parallel.dp",
                    "parallel.zero = 1 shards over parallel.dp, which is 1");
@@ -207,6 +228,7 @@ int layout_check(const Boost__JobSpec *spec, struct error *err)
     check_heads(&f, m);
     if (!spec_parallel(spec)->auto_)
         check_tp(&f, spec);
+    check_stages(&f, spec);
     check_batch(&f, spec);
     check_devices(&f, spec);
     check_formats(&f, spec_data(spec));

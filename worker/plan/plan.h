@@ -40,28 +40,89 @@ struct plan {
     double rope_theta, norm_eps;
     bool tied;
     bool mlp_silu;    /* SiLU on the gate branch */
-    bool latent_silu; /* activation on the latent: COLA yes, SVD no */
+    bool latent_silu; /* activation on the latent: COLA yes, SVD no, LAX as its base */
+    bool lax;         /* latents cross from block to block */
+    Boost__LaxGate__Value lax_gate;
     bool grouped;
+    bool norm_online; /* the norm's factor is applied behind the latent; else in front, as a plain norm */
+    bool published;   /* VANILLA: attention on all heads on every rank */
+    Boost__Recompute__Value recompute;
     int tp, pp, dp, world;
     int64_t micro_batch, global_batch, accumulation; /* accumulation = global / (micro * dp) */
     int64_t T;
+    int zero;             /* 1: moments and master weights are cut over dp */
+    int64_t bucket_bytes; /* of gradients, dp > 1 */
     Boost__Precision__Value precision;
     uint64_t init_seed, data_seed;
     double beta1, beta2, eps, weight_decay, grad_clip;
     bool decay_embeddings;
 };
 MUST_USE int plan_make(const Boost__JobSpec *resolved, struct plan *out, struct error *err);
+/* rank = (pp_rank * dp + dp_rank) * tp + tp_rank */
 int plan_tp_rank(const struct plan *p, int rank);
+int plan_dp_rank(const struct plan *p, int rank);
+int plan_pp_rank(const struct plan *p, int rank);
+int plan_rank(const struct plan *p, int pp_rank, int dp_rank, int tp_rank);
+
+/* ---- how a strategy cuts a block -------------------------------------------- */
+
+/* Which widths are cut in t; the rest is whole on every rank. All else that a strategy means for
+ * slices, buffers and divisibility follows from this. */
+struct plan_cut {
+    bool hidden; /* the residual stream and the norms' gains */
+    bool heads;  /* q, k, v and the attention */
+    bool mlp;    /* gate, up and their product */
+    bool latent; /* the r-wide latents */
+};
+const struct plan_cut *plan_cut_of(Boost__Strategy__Value strategy, bool published);
+const struct plan_cut *plan_cut(const struct plan *p);
+
+enum plan_projection { PROJ_Q, PROJ_K, PROJ_V, PROJ_O, PROJ_GATE, PROJ_UP, PROJ_DOWN, PROJ_COUNT };
+/* The four places of a block where linear layers stand; the branches of a site share their input. */
+enum plan_site { SITE_QKV, SITE_O, SITE_GU, SITE_DOWN, SITE_COUNT };
+struct plan_branches {
+    enum plan_projection first;
+    int count;
+};
+struct plan_branches plan_branches(enum plan_site site);
+enum plan_site plan_site_of(enum plan_projection projection);
+
+/* Widths on one rank (any rank: equal). */
+struct plan_widths {
+    int64_t x;               /* residual stream */
+    int64_t heads, kv_heads; /* of the attention on this rank */
+    int64_t in[SITE_COUNT];  /* input of a site's layers */
+    int64_t out[PROJ_COUNT]; /* what a projection gives to what follows */
+    int64_t latent;          /* of one branch; 0 for FULL_RANK */
+};
+void plan_widths(const struct plan *p, struct plan_widths *out);
+/* The dense layer that a projection stands for, uncut: [out, in]. */
+int64_t plan_in_width(const struct plan *p, enum plan_projection projection);
+int64_t plan_out_width(const struct plan *p, enum plan_projection projection);
 
 /* ---- parameters ------------------------------------------------------------ */
 
 enum { PLAN_NAME_MAX = 64 };
-enum plan_role { ROLE_EMBEDDING, ROLE_HEAD, ROLE_GAIN, ROLE_DOWN /* A */, ROLE_UP /* B */ };
-enum plan_projection { PROJ_Q, PROJ_K, PROJ_V, PROJ_O, PROJ_GATE, PROJ_UP, PROJ_DOWN, PROJ_COUNT };
+enum plan_role {
+    ROLE_EMBEDDING,
+    ROLE_HEAD,
+    ROLE_GAIN,
+    ROLE_DENSE, /* W */
+    ROLE_DOWN,  /* A */
+    ROLE_UP,    /* B */
+    /* LAX, from the second layer on */
+    ROLE_CROSS_GAIN, /* [1, r] of the latent's LayerNorm */
+    ROLE_CROSS_BIAS, /* [1, r] */
+    ROLE_GATE,       /* LINEAR [r, r]; TENSOR the right one, [n, n] */
+    ROLE_GATE_BIAS,  /* LINEAR [1, r] */
+    ROLE_GATE_LEFT,  /* TENSOR [m, m] */
+};
+enum plan_init { INIT_NORMAL, INIT_UNIFORM, INIT_ONE, INIT_ZERO };
 
 /* One parameter tensor: its global shape and this rank's slice. Names do not depend on the
- * layout: "embedding", "layers.3.norm1", "layers.3.q.A" [r, d], "layers.3.q.B" [out, r],
- * "layers.3.norm2", "layers.3.gate.A" ..., "norm", "head". */
+ * layout: "embedding", "layers.3.norm1", "layers.3.q.A" [r, d], "layers.3.q.B" [out, r] (FULL_RANK:
+ * "layers.3.q.W" [out, d]), "layers.3.norm2", "layers.3.gate.A" ..., "norm", "head"; LAX adds
+ * "layers.3.q.cross.gain", ".bias" and by gate ".W", ".b" or ".right", ".left". */
 struct plan_tensor {
     char name[PLAN_NAME_MAX];
     enum plan_role role;
@@ -70,19 +131,63 @@ struct plan_tensor {
     int64_t rows, cols; /* global; a gain is [1, d] */
     int64_t row0, col0, nrows, ncols; /* this rank's slice; a rank with only padded vocabulary has no rows */
     int64_t offset;                   /* of the slice, in elements, in every parameter-shaped buffer of this rank */
-    double init_std;                  /* normal(0, std); gains: 0 = all ones */
-    bool decay;                       /* weight decay applies */
-    bool counted;                     /* this rank counts it in the global norm and writes it in checkpoints */
+    enum plan_init init;
+    double init_std; /* of NORMAL and UNIFORM */
+    bool decay;      /* weight decay applies */
+    bool counted;    /* this rank counts it in the global norm and writes it in checkpoints */
 };
+/* Whether the embedding is cut along hidden; else along the vocabulary, as the head. */
+bool plan_embedding_by_hidden(const struct plan *p);
 int64_t plan_tensor_count(const struct plan *p);
 /* i in canonical order: embedding; per layer norm1 q.A k.A v.A q.B k.B v.B o.A o.B norm2 gate.A up.A
- * gate.B up.B down.A down.B; norm; head (absent when tied). Branches of a group are neighbours, so
- * that slices laid out in this order make [3r, d/t] and [2r, d/t] blocks. */
+ * gate.B up.B down.A down.B (FULL_RANK: norm1 q.W k.W v.W o.W norm2 gate.W up.W down.W); norm; head (absent
+ * when tied). LAX adds to every layer but the first, kind by kind, the tensors of the seven crossings. Branches of a
+ * group are neighbours, so that slices laid out in this order make [3r, d/t] and [2r, d/t] blocks. */
 void plan_tensor_at(const struct plan *p, int rank, int64_t i, struct plan_tensor *out);
+/* The latent as the matrix that a TENSOR gate works on: m * n = r, m <= n, as square as can be. */
+void plan_gate_shape(int64_t r, int64_t *m, int64_t *n);
 /* Elements of a parameter-shaped buffer of one rank (any rank: equal), vocabulary padding included. */
 int64_t plan_parameter_elements(const struct plan *p);
 /* Parameters without vocabulary padding. */
 int64_t plan_parameters(const struct plan *p);
+
+/* ---- pipeline stages and replicas (parallel.c) ------------------------------- */
+
+/* A stage has a run of layers; with pp not dividing L the first L % pp stages have one more. The
+ * functions above describe the whole model; a stage's buffers hold its own tensors only. */
+struct plan_stage {
+    int index;
+    bool first, last;
+    bool embedding; /* holds the embedding table: the first stage, and the last one when tied */
+    int64_t layer0, layers;
+    int64_t slots;    /* micro-batches between their forward and their backward at any time: what is saved */
+    int64_t tensors;  /* of the stage, in canonical order */
+    int64_t elements; /* of a parameter-shaped buffer, padding included; a multiple of dp under zero 1 */
+    int64_t tensor0,
+        shift; /* canonical number of its first tensor behind the table; whole-model offset less the stage's */
+};
+void plan_stage_at(const struct plan *p, int index, struct plan_stage *out);
+/* Tensor i of the stage as `rank` holds it: offset in the stage's buffers; a tied table counts on the first stage. */
+void plan_stage_tensor_at(const struct plan *p, const struct plan_stage *stage, int rank, int64_t i,
+                          struct plan_tensor *out);
+/* The rank that counts (and writes) replica `replica`'s part of what `rank` holds as tensor i. */
+int plan_writer(const struct plan *p, const struct plan_stage *stage, int rank, int64_t i, int replica);
+
+/* Gradients travel over dp in buckets: whole layers from the last one on until bucket_bytes are reached (with
+ * them what follows the blocks), the embedding by itself. */
+struct plan_bucket {
+    int64_t first, elements; /* a range of a parameter-shaped buffer */
+    int64_t after;           /* complete behind this layer's backward; L: the head's, -1: the embedding's */
+};
+/* In the order of the backward; at most layers + 2. out may be NULL: the count. */
+int64_t plan_buckets(const struct plan *p, const struct plan_stage *stage, int64_t element_bytes,
+                     struct plan_bucket *out);
+/* A bucket is cut in dp pieces, one a replica (under zero 1 equal ones): whose it is to update
+ * (zero 1), to count in the norm and to write in checkpoints. */
+void plan_piece(const struct plan *p, const struct plan_bucket *bucket, int dp_rank, int64_t *first, int64_t *count);
+/* The elements of slice t that replica dp_rank owns: one range, [first, first + count) of its nrows * ncols. */
+void plan_owned(const struct plan *p, const struct plan_bucket *buckets, int64_t n, int dp_rank,
+                const struct plan_tensor *t, int64_t *first, int64_t *count);
 
 /* ---- communication: closed forms ------------------------------------------- */
 
@@ -94,13 +199,24 @@ struct plan_comm {
  * micro-batch (PASS_EVAL), in the tp group; `world` gives the agreement. Formulas:
  * worker/plan/README.md. Indices are enum comm_kind, comm_pass of worker/comm/comm.h by number
  * (this library includes nothing above it; worker/step.c asserts that they agree). */
-enum { PLAN_ALL_REDUCE, PLAN_REDUCE_SCATTER, PLAN_ALL_GATHER, PLAN_KINDS };
+enum { PLAN_ALL_REDUCE, PLAN_REDUCE_SCATTER, PLAN_ALL_GATHER, PLAN_SEND, PLAN_RECV, PLAN_KINDS };
 enum { PLAN_FORWARD, PLAN_BACKWARD, PLAN_RECOMPUTE, PLAN_STEP, PLAN_EVAL, PLAN_PASSES };
 struct plan_comm_counts {
     struct plan_comm tp[PLAN_KINDS][PLAN_PASSES];
     struct plan_comm world[PLAN_KINDS][PLAN_PASSES];
+    struct plan_comm pp[PLAN_KINDS][PLAN_PASSES]; /* a send or receive of each micro-batch over each border */
+    struct plan_comm dp[PLAN_KINDS][PLAN_PASSES];
+    struct plan_comm ends[PLAN_KINDS][PLAN_PASSES]; /* first and last stage of a tied model */
 };
+/* Of a rank of the given stage. An evaluation's sum over the world is not in: one all-reduce of 2 fp64 for all of it.
+ */
+void plan_stage_comm_counts(const struct plan *p, int stage, struct plan_comm_counts *out);
+/* Of the first stage: of every rank when pp = 1. */
 void plan_comm_counts(const struct plan *p, struct plan_comm_counts *out);
+/* The part of pp, dp and ends (parallel.c). */
+void plan_parallel_counts(const struct plan *p, const struct plan_stage *stage, struct plan_comm_counts *out);
+/* Elements that cross the border of two stages for one micro-batch, each way. */
+int64_t plan_boundary_elements(const struct plan *p);
 
 /* ---- memory ------------------------------------------------------------------ */
 
@@ -126,6 +242,8 @@ struct plan_backend {
 };
 /* Of the CPU backend of the plan's precision, for who has no kernels to ask. */
 void plan_backend_estimate(const struct plan *p, struct plan_backend *out);
+void plan_stage_memory(const struct plan *p, int stage, const struct plan_backend *b, struct plan_memory *out);
+/* Of the stage that needs most. */
 void plan_memory(const struct plan *p, const struct plan_backend *b, struct plan_memory *out);
 
 #endif

@@ -16,22 +16,31 @@ enum { RESOLVE_ARENA = 8 * LIMIT_JOB_FILE, MICRO_BATCH_UNKNOWN_MEMORY = 8 };
             SET(message, field, val);            \
     } while (0)
 
-/* Everything but the micro-batch. `s` has all sub-messages. */
+/* Everything but what memory decides. `s` has all sub-messages. */
 static void resolve_fields(Boost__JobSpec *s)
 {
     Boost__Model *m = s->model;
+    bool full_rank = m->factorization == BOOST__FACTORIZATION__VALUE__FULL_RANK;
     if (!m->has_kv_heads)
         SET(m, kv_heads, m->heads);
+    if (m->factorization == BOOST__FACTORIZATION__VALUE__LAX && !m->has_lax_base)
+        SET(m, lax_base, BOOST__LAX_BASE__VALUE__COLA);
+    if (m->factorization == BOOST__FACTORIZATION__VALUE__LAX && !m->has_lax_gate)
+        SET(m, lax_gate, BOOST__LAX_GATE__VALUE__IDENTITY);
     RESOLVE(m, mlp_activation, BOOST__SWITCH__VALUE__AUTO,
-            m->factorization == BOOST__FACTORIZATION__VALUE__SVD ? BOOST__SWITCH__VALUE__ON
-                                                                 : BOOST__SWITCH__VALUE__OFF);
+            full_rank || m->factorization == BOOST__FACTORIZATION__VALUE__SVD ? BOOST__SWITCH__VALUE__ON
+                                                                              : BOOST__SWITCH__VALUE__OFF);
 
     Boost__Parallel *par = s->parallel;
     if (!par->has_strategy)
         SET(par, strategy, spec_strategy(s));
-    RESOLVE(par, norm, BOOST__NORM__VALUE__AUTO, BOOST__NORM__VALUE__ONLINE);
-    RESOLVE(par, grouped, BOOST__SWITCH__VALUE__AUTO, BOOST__SWITCH__VALUE__ON);
-    RESOLVE(par, recompute, BOOST__RECOMPUTE__VALUE__AUTO, BOOST__RECOMPUTE__VALUE__NONE);
+    /* Where there is no choice, AUTO stands. */
+    if (par->strategy == BOOST__STRATEGY__VALUE__BTP)
+        RESOLVE(par, norm, BOOST__NORM__VALUE__AUTO, BOOST__NORM__VALUE__ONLINE);
+    if (par->strategy == BOOST__STRATEGY__VALUE__VANILLA && !par->has_vanilla_attention)
+        SET(par, vanilla_attention, BOOST__VANILLA_ATTENTION__VALUE__SLICED);
+    if (!full_rank)
+        RESOLVE(par, grouped, BOOST__SWITCH__VALUE__AUTO, BOOST__SWITCH__VALUE__ON);
     RESOLVE(par, overlap, BOOST__SWITCH__VALUE__AUTO, BOOST__SWITCH__VALUE__OFF);
     RESOLVE(par, attention, BOOST__ATTENTION__VALUE__AUTO, BOOST__ATTENTION__VALUE__OWN);
 
@@ -75,28 +84,48 @@ static int divisors_down(int32_t n, int32_t out[MAX_DIVISORS])
     return count;
 }
 
-/* The largest divisor of a replica's sequences that fits; a given one must fit. */
-static int resolve_micro_batch(Boost__JobSpec *s, const struct plan_machine *machine, struct error *err)
+/* Whether the micro-batch that is given fits, or the largest divisor of a replica's sequences that does; `need`
+ * becomes the bytes of the last one tried. */
+static bool micro_batch_fits(Boost__JobSpec *s, bool given, int64_t limit, int64_t *need)
 {
     Boost__Parallel *par = s->parallel;
-    int64_t limit = machine->memory_bytes;
     int32_t tries[MAX_DIVISORS] = {par->micro_batch};
-    bool given = par->has_micro_batch;
     int count = given ? 1 : divisors_down(par->global_batch / par->dp, tries);
-    int64_t need = 0;
     for (int i = 0; i < count; i++) {
         if (!given &&
             ((!limit && tries[i] > MICRO_BATCH_UNKNOWN_MEMORY) || (int64_t)tries[i] * s->data->seq_len > INT32_MAX))
             continue;
         SET(par, micro_batch, tries[i]);
-        need = limit ? rank_bytes(s) : 0;
-        if (need <= limit)
+        *need = limit ? rank_bytes(s) : 0;
+        if (*need <= limit)
+            return true;
+    }
+    return false;
+}
+
+/* Micro-batch and recompute. What is given must fit. Recomputing costs time whatever the micro-batch, so it is
+ * AUTO's choice only where nothing fits without. */
+static int resolve_memory(Boost__JobSpec *s, const struct plan_machine *machine, struct error *err)
+{
+    static const Boost__Recompute__Value cheapest_first[] = {
+        BOOST__RECOMPUTE__VALUE__NONE, BOOST__RECOMPUTE__VALUE__LOW_RANK, BOOST__RECOMPUTE__VALUE__LAYER};
+    Boost__Parallel *par = s->parallel;
+    bool given = par->has_micro_batch, automatic = par->recompute == BOOST__RECOMPUTE__VALUE__AUTO;
+    bool full_rank = s->model->factorization == BOOST__FACTORIZATION__VALUE__FULL_RANK;
+    int64_t need = 0;
+    for (size_t i = 0; i < sizeof cheapest_first / sizeof cheapest_first[0]; i++) {
+        if (automatic ? full_rank && cheapest_first[i] == BOOST__RECOMPUTE__VALUE__LOW_RANK
+                      : cheapest_first[i] != par->recompute)
+            continue;
+        SET(par, recompute, cheapest_first[i]);
+        if (micro_batch_fits(s, given, machine->memory_bytes, &need))
             return ERR_OK;
     }
     error_set(err, ERR_INVALID, "a rank needs %lld MiB at parallel.micro_batch = %d, and the machine gives it %lld MiB",
-              (long long)(need >> 20), par->micro_batch, (long long)(limit >> 20));
-    return error_hint(err, "lower %sdata.seq_len or the model's size, or raise parallel.tp",
-                      par->micro_batch > 1 ? "parallel.micro_batch, " : "");
+              (long long)(need >> 20), par->micro_batch, (long long)(machine->memory_bytes >> 20));
+    return error_hint(err, "lower %sdata.seq_len or the model's size, raise parallel.tp%s",
+                      par->micro_batch > 1 ? "parallel.micro_batch, " : "",
+                      automatic ? "" : ", or leave parallel.recompute out");
 }
 
 int plan_resolve(const Boost__JobSpec *spec, const struct plan_machine *machine, Boost__JobSpec **out,
@@ -117,7 +146,7 @@ int plan_resolve(const Boost__JobSpec *spec, const struct plan_machine *machine,
     if (rc)
         goto out;
     resolve_fields(s);
-    rc = resolve_micro_batch(s, machine, err);
+    rc = resolve_memory(s, machine, err);
     if (rc)
         goto out;
     *out = (Boost__JobSpec *)reflect_clone(&s->base); /* the arena goes */
@@ -137,9 +166,10 @@ int plan_make(const Boost__JobSpec *resolved, struct plan *out, struct error *er
     const Boost__Optimizer *opt = resolved->optimizer;
     const Boost__Run *run = resolved->run;
     if (!m || !par || !data || !opt || !run || !m->has_kv_heads || !par->has_strategy || !par->has_micro_batch ||
-        m->mlp_activation == BOOST__SWITCH__VALUE__AUTO || par->grouped == BOOST__SWITCH__VALUE__AUTO ||
+        m->mlp_activation == BOOST__SWITCH__VALUE__AUTO || par->recompute == BOOST__RECOMPUTE__VALUE__AUTO ||
         run->precision == BOOST__PRECISION__VALUE__AUTO)
         return error_set(err, ERR_INTERNAL, "the job was not resolved before it was planned");
+    bool lax = m->factorization == BOOST__FACTORIZATION__VALUE__LAX;
     *out = (struct plan){
         .factorization = m->factorization,
         .strategy = par->strategy,
@@ -156,14 +186,22 @@ int plan_make(const Boost__JobSpec *resolved, struct plan *out, struct error *er
         .norm_eps = m->norm_eps,
         .tied = m->tie_embeddings,
         .mlp_silu = m->mlp_activation == BOOST__SWITCH__VALUE__ON,
-        .latent_silu = m->factorization == BOOST__FACTORIZATION__VALUE__COLA,
-        .grouped = par->grouped == BOOST__SWITCH__VALUE__ON,
+        .latent_silu = m->factorization == BOOST__FACTORIZATION__VALUE__COLA ||
+                       (lax && m->lax_base == BOOST__LAX_BASE__VALUE__COLA),
+        .lax = lax,
+        .lax_gate = m->lax_gate,
+        .grouped = par->grouped != BOOST__SWITCH__VALUE__OFF,
+        .norm_online = par->norm == BOOST__NORM__VALUE__ONLINE,
+        .published = par->vanilla_attention == BOOST__VANILLA_ATTENTION__VALUE__PUBLISHED,
+        .recompute = par->recompute,
         .tp = par->tp,
         .pp = par->pp,
         .dp = par->dp,
         .world = par->tp * par->pp * par->dp,
         .micro_batch = par->micro_batch,
         .global_batch = par->global_batch,
+        .zero = par->zero,
+        .bucket_bytes = (int64_t)par->bucket_mib << 20,
         .precision = run->precision,
         .init_seed = (uint64_t)run->seed,
         .data_seed = (uint64_t)data->seed,
@@ -179,9 +217,4 @@ int plan_make(const Boost__JobSpec *resolved, struct plan *out, struct error *er
     out->accumulation = out->global_batch / (out->micro_batch * out->dp);
     out->T = out->micro_batch * out->s;
     return ERR_OK;
-}
-
-int plan_tp_rank(const struct plan *p, int rank)
-{
-    return rank % p->tp; /* rank = (pp_index * dp + dp_index) * tp + tp_index */
 }

@@ -96,12 +96,43 @@ static void test_interleave(void **state)
     each_variant(interleaves);
 }
 
+/* Columns between others, which stay as they are. */
+static void one_copy(struct variant *v, int64_t rows, int64_t w, int64_t ldx, int64_t ldy, bool accumulate)
+{
+    double *x = host_random(v, rows * ldx, 1), *y = host_random(v, rows * ldy, 1);
+    real *want = host_reals(v, rows * ldy);
+    for (int64_t i = 0; i < rows * ldy; i++) {
+        bool inside = i % ldy < w;
+        want[i] = (!inside || accumulate ? (real)y[i] : 0) + (inside ? (real)x[i / ldy * ldx + i % ldy] : 0);
+    }
+    void *out = device_values(v, rows * ldy, y);
+    v->k->copy_rows(v->ks, rows, w, device_values(v, rows * ldx, x), ldx, accumulate, out, ldy);
+    check(v, "copied", rows * ldy, out, want, NULL, accumulate ? 1 : 0);
+    forget(v);
+}
+
+static void copies(struct variant *v)
+{
+    for (int accumulate = 0; accumulate < 2; accumulate++) {
+        one_copy(v, 1, 1, 1, 1, accumulate);
+        one_copy(v, 33, 7, 9, 12, accumulate);
+        one_copy(v, 700, 96, 96, 96, accumulate);
+    }
+}
+
+static void test_copy_rows(void **state)
+{
+    (void)state;
+    each_variant(copies);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_embed),
         cmocka_unit_test(test_token_order),
         cmocka_unit_test(test_interleave),
+        cmocka_unit_test(test_copy_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -73,6 +73,14 @@ static void norms(struct variant *v)
         v->k->norm_apply(v->ks, T, w, d, eps, device_values(v, n, x), device_values(v, w, gain), dS, dR, out);
         check(v, "R", T, dR, R, NULL, 5);
         check(v, "n", n, out, want, NULL, 8);
+        /* R in S's place, and R given: the same bits. */
+        void *again = device_poison(v, n), *given = device_poison(v, n), *in_place = device_values(v, T, S);
+        void *same_x = device_values(v, n, x), *same_gain = device_values(v, w, gain);
+        v->k->norm_apply(v->ks, T, w, d, eps, same_x, same_gain, in_place, in_place, again);
+        v->k->norm_apply(v->ks, T, w, d, eps, same_x, same_gain, NULL, in_place, given);
+        check_same_bits(v, "R", T, dR, in_place);
+        check_same_bits(v, "n", n, out, again);
+        check_same_bits(v, "n", n, out, given);
 
         double *stored = fetch(v, dR, T);
         for (int64_t t = 0; t < T; t++)
@@ -87,6 +95,31 @@ static void test_norm_apply(void **state)
 {
     (void)state;
     each_variant(norms);
+}
+
+/* ---- row_dot ------------------------------------------------------------------------------ */
+
+static void row_dots(struct variant *v)
+{
+    for (int i = 0; i < SHAPES; i++) {
+        int64_t T = shapes[i].T, w = shapes[i].w, n = T * w;
+        double *a = host_random(v, n, 2), *b = host_random(v, n, 2);
+        real *want = host_reals(v, T), *size = host_reals(v, T);
+        for (int64_t j = 0; j < n; j++) {
+            want[j / w] += (real)a[j] * b[j];
+            size[j / w] += fabsl((real)a[j] * b[j]);
+        }
+        void *out = device_poison(v, T);
+        v->k->row_dot(v->ks, T, w, device_values(v, n, a), device_values(v, n, b), out);
+        check(v, "dot", T, out, want, size, sum_roundings(w));
+        forget(v);
+    }
+}
+
+static void test_row_dot(void **state)
+{
+    (void)state;
+    each_variant(row_dots);
 }
 
 /* ---- gain_backward ------------------------------------------------------------------------ */
@@ -161,6 +194,17 @@ static void one_latent(struct variant *v, int64_t T, int64_t n, bool silu, bool 
     check(v, "z", all, out, z, size, 16);
     if (norm)
         check(v, "R", T, dR, R, NULL, 5);
+
+    if (norm) {
+        void *H_again = device_values(v, all, H), *H_given = device_values(v, all, H), *z_again = device_poison(v, all);
+        void *dSR = device_values(v, T, S);
+        v->k->latent_forward(v->ks, T, n, d, eps, act, H_again, dSR, dSR, z_again);
+        check_same_bits(v, "R", T, dR, dSR);
+        check_same_bits(v, "Y", all, dH, H_again);
+        v->k->latent_forward(v->ks, T, n, d, eps, act, H_given, NULL, dSR, z_again);
+        check_same_bits(v, "Y", all, dH, H_given);
+        check_same_bits(v, "z", all, out, z_again);
+    }
 
     /* The backward sees the stored Y and R. */
     double *y = fetch(v, dH, all), *r = norm ? fetch(v, dR, T) : NULL;
@@ -352,7 +396,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_residual_gain), cmocka_unit_test(test_norm_apply), cmocka_unit_test(test_gain_backward),
-        cmocka_unit_test(test_latent),        cmocka_unit_test(test_extremes),   cmocka_unit_test(test_norm_gradient),
+        cmocka_unit_test(test_row_dot),       cmocka_unit_test(test_latent),     cmocka_unit_test(test_extremes),
+        cmocka_unit_test(test_norm_gradient),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -41,6 +41,7 @@ static void fills_everything(void **state)
     nothing_left_open(&s->base);
     assert_int_equal(s->parallel->strategy, BOOST__STRATEGY__VALUE__BTP);
     assert_int_equal(s->parallel->norm, BOOST__NORM__VALUE__ONLINE);
+    assert_int_equal(s->parallel->recompute, BOOST__RECOMPUTE__VALUE__NONE);
     assert_int_equal(s->parallel->micro_batch, 6); /* 8 does not divide 12 */
     assert_int_equal(s->model->mlp_activation, BOOST__SWITCH__VALUE__OFF);
     assert_int_equal(s->data->format, BOOST__FORMAT__VALUE__TEXT);
@@ -70,12 +71,63 @@ static void fills_everything(void **state)
     job_close(&j);
 }
 
-static int64_t bytes_at(struct job *j, int micro)
+/* Resolves to `s`, from which the same comes again. */
+static Boost__JobSpec *resolve_twice(struct job *j)
+{
+    Boost__JobSpec *s = resolve(j, 0);
+    struct job again = {.spec = s};
+    Boost__JobSpec *twice = resolve(&again, 0);
+    assert_true(reflect_equal(&s->base, &twice->base));
+    boost__job_spec__free_unpacked(twice, NULL);
+    return s;
+}
+
+/* Options without a choice stay AUTO. */
+static void dense_models_resolve(void **state)
+{
+    (void)state;
+    struct job j;
+    job_open(&j);
+    j.spec->model->factorization = BOOST__FACTORIZATION__VALUE__FULL_RANK;
+    j.spec->model->has_rank = 0;
+    Boost__JobSpec *s = resolve_twice(&j);
+    assert_int_equal(s->parallel->strategy, BOOST__STRATEGY__VALUE__FULL);
+    assert_int_equal(s->parallel->norm, BOOST__NORM__VALUE__AUTO);
+    assert_int_equal(s->parallel->grouped, BOOST__SWITCH__VALUE__AUTO);
+    assert_int_equal(s->model->mlp_activation, BOOST__SWITCH__VALUE__ON);
+    boost__job_spec__free_unpacked(s, NULL);
+    job_close(&j);
+}
+
+/* Options of one strategy or factorisation get their defaults where they apply, and only there. */
+static void options_that_apply_resolve(void **state)
+{
+    (void)state;
+    struct job j;
+    job_open(&j);
+    Boost__JobSpec *s = resolve_twice(&j);
+    assert_false(s->parallel->has_vanilla_attention || s->model->has_lax_gate || s->model->has_lax_base);
+    boost__job_spec__free_unpacked(s, NULL);
+    j.spec->model->factorization = BOOST__FACTORIZATION__VALUE__LAX;
+    j.spec->model->rank = 6;
+    j.spec->parallel->has_strategy = 1;
+    j.spec->parallel->strategy = BOOST__STRATEGY__VALUE__VANILLA;
+    s = resolve_twice(&j);
+    assert_true(s->parallel->has_vanilla_attention && s->model->has_lax_gate && s->model->has_lax_base);
+    assert_int_equal(s->parallel->vanilla_attention, BOOST__VANILLA_ATTENTION__VALUE__SLICED);
+    assert_int_equal(s->model->lax_base, BOOST__LAX_BASE__VALUE__COLA);
+    assert_int_equal(s->model->lax_gate, BOOST__LAX_GATE__VALUE__IDENTITY);
+    boost__job_spec__free_unpacked(s, NULL);
+    job_close(&j);
+}
+
+static int64_t bytes_at(struct job *j, int micro, Boost__Recompute__Value recompute)
 {
     struct plan p;
     struct plan_backend b;
     struct plan_memory m;
     job_plan(j, &p);
+    p.recompute = recompute;
     p.micro_batch = micro;
     p.T = micro * p.s;
     plan_backend_estimate(&p, &b);
@@ -90,30 +142,48 @@ static int64_t bytes_at(struct job *j, int micro)
 static void memory_limits_the_micro_batch(void **state)
 {
     (void)state;
+    const Boost__Recompute__Value none = BOOST__RECOMPUTE__VALUE__NONE, layer = BOOST__RECOMPUTE__VALUE__LAYER;
+    const Boost__Recompute__Value low_rank = BOOST__RECOMPUTE__VALUE__LOW_RANK;
     struct job j;
     job_open(&j);
     const int divisors[] = {1, 2, 3, 4, 6, 12};
     for (int i = 0; i < 6; i++) {
-        Boost__JobSpec *s = resolve(&j, bytes_at(&j, divisors[i]));
+        Boost__JobSpec *s = resolve(&j, bytes_at(&j, divisors[i], none));
         assert_int_equal(s->parallel->micro_batch, divisors[i]);
         boost__job_spec__free_unpacked(s, NULL);
         if (i) {
-            s = resolve(&j, bytes_at(&j, divisors[i]) - 1);
+            s = resolve(&j, bytes_at(&j, divisors[i], none) - 1);
             assert_int_equal(s->parallel->micro_batch, divisors[i - 1]);
             boost__job_spec__free_unpacked(s, NULL);
         }
     }
+    /* Nothing fits without recomputing: then the largest micro-batch that does with LOW_RANK, at last with LAYER. */
+    Boost__JobSpec *s = resolve(&j, bytes_at(&j, 1, none) - 1);
+    assert_int_equal(s->parallel->recompute, low_rank);
+    boost__job_spec__free_unpacked(s, NULL);
+    s = resolve(&j, bytes_at(&j, 1, low_rank) - 1);
+    assert_int_equal(s->parallel->recompute, layer);
+    assert_int_equal(s->parallel->micro_batch, 1);
+    boost__job_spec__free_unpacked(s, NULL);
     struct error err = {0};
-    Boost__JobSpec *none;
-    struct plan_machine tight = {.memory_bytes = bytes_at(&j, 1) - 1};
-    assert_int_equal(plan_resolve(j.spec, &tight, &none, &err), ERR_INVALID);
-    assert_null(none);
+    Boost__JobSpec *no_job;
+    struct plan_machine tight = {.memory_bytes = bytes_at(&j, 1, layer) - 1};
+    assert_int_equal(plan_resolve(j.spec, &tight, &no_job, &err), ERR_INVALID);
+    assert_null(no_job);
     assert_non_null(strstr(err.message, "at parallel.micro_batch = 1"));
+    /* What is given stays. */
     j.spec->parallel->has_micro_batch = 1;
     j.spec->parallel->micro_batch = 4;
-    tight.memory_bytes = bytes_at(&j, 4) - 1;
-    assert_int_equal(plan_resolve(j.spec, &tight, &none, &err), ERR_INVALID);
+    j.spec->parallel->has_recompute = 1;
+    j.spec->parallel->recompute = none;
+    tight.memory_bytes = bytes_at(&j, 4, none) - 1;
+    assert_int_equal(plan_resolve(j.spec, &tight, &no_job, &err), ERR_INVALID);
     assert_non_null(strstr(err.hint, "parallel.micro_batch"));
+    assert_non_null(strstr(err.hint, "leave parallel.recompute out"));
+    j.spec->parallel->recompute = BOOST__RECOMPUTE__VALUE__AUTO;
+    s = resolve(&j, tight.memory_bytes);
+    assert_true(s->parallel->micro_batch == 4 && s->parallel->recompute == low_rank);
+    boost__job_spec__free_unpacked(s, NULL);
     job_close(&j);
 }
 
@@ -160,10 +230,9 @@ static void plan_needs_a_resolved_spec(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fills_everything),
-        cmocka_unit_test(memory_limits_the_micro_batch),
-        cmocka_unit_test(memory_saturates),
-        cmocka_unit_test(plan_needs_a_resolved_spec),
+        cmocka_unit_test(fills_everything),           cmocka_unit_test(dense_models_resolve),
+        cmocka_unit_test(options_that_apply_resolve), cmocka_unit_test(memory_limits_the_micro_batch),
+        cmocka_unit_test(memory_saturates),           cmocka_unit_test(plan_needs_a_resolved_spec),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

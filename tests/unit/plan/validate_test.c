@@ -69,6 +69,12 @@ static void layout_names_legal_values(void **state)
     CHANGE(ERR_INVALID, "is odd", "even", model->heads = model->kv_heads = 8; parallel->tp = 1);
     CHANGE(ERR_INVALID, "above 2147483647", "lower", parallel->global_batch = 100000; parallel->has_micro_batch = 1;
            parallel->micro_batch = 100000; spec->data->seq_len = 1 << 20);
+    CHANGE(ERR_INVALID, "parallel.pp = 4 stages are more than model.layers = 3", "set parallel.pp to at most 3",
+           parallel->has_pp = 1;
+           parallel->pp = 4);
+    CHANGE(ERR_INVALID, "parallel.global_batch = 12 is not a multiple of parallel.dp = 5", "10 or 15",
+           parallel->has_dp = 1;
+           parallel->dp = 5);
     struct job j;
     job_open(&j);
     Boost__Resources res = BOOST__RESOURCES__INIT;
@@ -76,6 +82,31 @@ static void layout_names_legal_values(void **state)
     res.devices_per_node = 3;
     j.spec->resources = &res;
     refused(&j, ERR_INVALID, "resources.nodes * devices_per_node = 1 * 3 is not parallel.tp * pp * dp = 2", "leave");
+}
+
+/* VANILLA cuts the rank and, SLICED, the heads; never the MLP's columns. */
+static void vanilla_cuts_the_rank(void **state)
+{
+    (void)state;
+    CHANGE(ERR_INVALID, "model.rank = 5 is not divisible by parallel.tp = 2; legal tp here: 1", "model.rank: 4 or 6",
+           parallel->has_strategy = 1;
+           parallel->strategy = BOOST__STRATEGY__VALUE__VANILLA);
+    CHANGE(ERR_INVALID, "model.kv_heads = 2 is not divisible by parallel.tp = 4; legal tp here: 1, 2",
+           "model.kv_heads: 4", parallel->has_strategy = 1;
+           parallel->strategy = BOOST__STRATEGY__VALUE__VANILLA; parallel->tp = 4; model->rank = 8; model->heads = 12;
+           model->hidden = 48);
+    struct job j;
+    struct error err = {0};
+    job_open(&j);
+    Boost__Parallel *parallel = j.spec->parallel;
+    parallel->has_strategy = parallel->has_vanilla_attention = 1;
+    parallel->strategy = BOOST__STRATEGY__VALUE__VANILLA;
+    parallel->vanilla_attention = BOOST__VANILLA_ATTENTION__VALUE__PUBLISHED;
+    parallel->tp = 4;
+    j.spec->model->rank = 8;
+    j.spec->model->intermediate = 35;
+    assert_int_equal(plan_validate(j.spec, &err), 0);
+    job_close(&j);
 }
 
 static void layout_reports_every_fault(void **state)
@@ -95,21 +126,12 @@ static void options_that_do_not_apply(void **state)
            parallel->strategy = BOOST__STRATEGY__VALUE__VANILLA; model->rank = 6; parallel->has_norm = 1;
            parallel->norm = BOOST__NORM__VALUE__ONLINE);
     CHANGE(ERR_INVALID, "parallel.zero = 1", "dp", parallel->has_zero = 1; parallel->zero = 1);
+    CHANGE(ERR_INVALID, "parallel.bucket_mib = 8", "dp", parallel->has_bucket_mib = 1; parallel->bucket_mib = 8);
 }
 
 static void unbuilt_things_are_named(void **state)
 {
     (void)state;
-    CHANGE(ERR_UNSUPPORTED, "parallel.pp = 2 is not built in this version (pipeline parallelism)", "set parallel.pp: 1",
-           parallel->has_pp = 1;
-           parallel->pp = 2);
-    CHANGE(ERR_UNSUPPORTED, "parallel.dp = 2", "set parallel.dp: 1", parallel->has_dp = 1; parallel->dp = 2);
-    CHANGE(ERR_UNSUPPORTED, "model.factorization = LAX", "SVD or COLA",
-           model->factorization = BOOST__FACTORIZATION__VALUE__LAX);
-    CHANGE(ERR_UNSUPPORTED, "parallel.strategy = VANILLA", "set parallel.strategy: BTP", parallel->has_strategy = 1;
-           parallel->strategy = BOOST__STRATEGY__VALUE__VANILLA; model->rank = 6);
-    CHANGE(ERR_UNSUPPORTED, "parallel.norm = SYNC", "AUTO or ONLINE", parallel->has_norm = 1;
-           parallel->norm = BOOST__NORM__VALUE__SYNC);
     CHANGE(ERR_UNSUPPORTED, "parallel.deterministic = false", "set parallel.deterministic: true",
            parallel->has_deterministic = 1;
            parallel->deterministic = 0);
@@ -199,8 +221,8 @@ int main(void)
         cmocka_unit_test(weights_of_files),
         cmocka_unit_test(minimal_job_is_valid),      cmocka_unit_test(proto_faults_come_first),
         cmocka_unit_test(layout_names_legal_values), cmocka_unit_test(layout_reports_every_fault),
-        cmocka_unit_test(options_that_do_not_apply), cmocka_unit_test(unbuilt_things_are_named),
-        cmocka_unit_test(table_covers_every_field),
+        cmocka_unit_test(vanilla_cuts_the_rank),     cmocka_unit_test(options_that_do_not_apply),
+        cmocka_unit_test(unbuilt_things_are_named),  cmocka_unit_test(table_covers_every_field),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,138 +1,6 @@
 /* Gloo between real processes: every kind, type and shape against sums that are exact, the
  * groups of a 2 x 2 layout, and what a rank says when another one is killed, missing or stopped. */
-#include <errno.h>
-#include <poll.h>
-#include <setjmp.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cmocka.h>
-
-#include "proto/base/clock.h"
-#include "tests/unit/support/fake_agent.h"
-#include "worker/comm/comm.h"
-#include "worker/rendezvous.h"
-
-enum { MAX_WORLD = 4, CONNECT_MS = 10000, TIMED_OUT = 99 };
-
-struct world {
-    int size, tp, op_timeout_ms;
-    char dir[64], socket[96];
-    struct fake_agent *agent;
-    pid_t pids[MAX_WORLD];
-    int from[MAX_WORLD]; /* what a rank writes, read by the test */
-};
-typedef int rank_body(struct comms *comms, int to_test);
-
-/* Complains and fails the rank; runs in a child, where cmocka must not be used. */
-#define CHECK(condition) \
-    do { \
-        if (!(condition)) { \
-            fprintf(stderr, "# rank %d: %s:%d: %s\n", comms->world.rank, __FILE__, __LINE__, #condition); \
-            return 1; \
-        } \
-    } while (0)
-
-static void child(struct world *w, int rank, rank_body *body, int to_test)
-{
-    signal(SIGPIPE, SIG_IGN);
-    alarm(60);
-    struct rendezvous_client client;
-    struct comms comms;
-    struct error err;
-    error_clear(&err);
-    if (rendezvous_open(&client, w->socket, 1, 1, rank, CONNECT_MS, &err))
-        _exit(10);
-    struct rendezvous rv = rendezvous_table(&client);
-    if (gloo_comms_create(rank, w->size, w->tp, "127.0.0.1", &rv, CONNECT_MS, w->op_timeout_ms, &comms, &err)) {
-        fprintf(stderr, "# rank %d: %s\n", rank, err.message);
-        _exit(11);
-    }
-    rendezvous_close(&client);
-    int rc = body(&comms, to_test);
-    comms_destroy(&comms);
-    _exit(rc);
-}
-
-static void start(struct world *w, int size, int tp, int op_timeout_ms, rank_body *body)
-{
-    *w = (struct world){.size = size, .tp = tp, .op_timeout_ms = op_timeout_ms};
-    snprintf(w->dir, sizeof w->dir, "/tmp/boost-gloo-XXXXXX");
-    assert_non_null(mkdtemp(w->dir));
-    snprintf(w->socket, sizeof w->socket, "%s/rv.sock", w->dir);
-    w->agent = fake_agent_start(w->socket);
-    assert_non_null(w->agent);
-    fflush(NULL);
-    for (int i = 0; i < size; i++) {
-        int fds[2];
-        assert_int_equal(pipe(fds), 0);
-        w->pids[i] = fork();
-        assert_true(w->pids[i] >= 0);
-        if (!w->pids[i]) {
-            close(fds[0]);
-            child(w, i, body, fds[1]);
-        }
-        close(fds[1]);
-        w->from[i] = fds[0];
-    }
-}
-
-/* Everything that a rank wrote until its end. */
-static void collect(struct world *w, int rank, char *out, size_t cap)
-{
-    size_t len = 0;
-    for (ssize_t n; len < cap - 1 && (n = read(w->from[rank], out + len, cap - 1 - len)) > 0;)
-        len += (size_t)n;
-    out[len] = '\0';
-}
-
-static void await_text(struct world *w, int rank, const char *text)
-{
-    char got[64] = "";
-    size_t len = strlen(text);
-    assert_int_equal(read(w->from[rank], got, len), (ssize_t)len);
-    assert_string_equal(got, text);
-}
-
-/* Exit status of a rank, its signal negated. */
-static int ended(struct world *w, int rank)
-{
-    int status;
-    assert_int_equal(waitpid(w->pids[rank], &status, 0), w->pids[rank]);
-    w->pids[rank] = 0;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-}
-
-static void stop(struct world *w)
-{
-    for (int i = 0; i < w->size; i++) {
-        close(w->from[i]);
-        if (w->pids[i] > 0) {
-            kill(w->pids[i], SIGKILL);
-            waitpid(w->pids[i], NULL, 0);
-        }
-    }
-    fake_agent_stop(w->agent);
-    unlink(w->socket);
-    rmdir(w->dir);
-}
-
-static void all_end_well(struct world *w)
-{
-    int bad = 0;
-    for (int i = 0; i < w->size; i++)
-        bad += ended(w, i) != 0;
-    stop(w);
-    assert_int_equal(bad, 0);
-}
+#include "tests/unit/worker/processes.h"
 
 /* ---- exact sums ------------------------------------------------------------------ */
 
@@ -211,6 +79,79 @@ static int all_reduces(struct comms *comms, int to_test)
     (void)to_test;
     return check_all_reduce(comms, &comms->world, 0) ||
            check_all_reduce(comms, &comms->tp, comms->world.rank / comms->tp.size * comms->tp.size);
+}
+
+/* Every group of 2 x 2 x 2, with the first and last stage's. */
+static int groups_body(struct comms *comms, int to_test)
+{
+    (void)to_test;
+    struct error err;
+    int rank = comms->world.rank, tp = rank % 2, dp = rank / 2 % 2, pp = rank / 4;
+    const struct {
+        struct comm *c;
+        double sum;
+    } groups[] = {{&comms->world, 28}, {&comms->tp, 2 * rank - 2 * tp + 1}, {&comms->dp, 2 * rank - 4 * dp + 2},
+                  {&comms->pp, 2 * rank - 8 * pp + 4}, {&comms->ends, 2 * rank - 8 * pp + 4}};
+    for (int i = 0; i < 5; i++) {
+        double x = rank;
+        struct comm_segment s = {&x, 1, DTYPE_F64};
+        CHECK(!comm_all_reduce(groups[i].c, NULL, &s, 1, COMM_SUM, "test", &err));
+        CHECK(x == groups[i].sum);
+    }
+    return 0;
+}
+
+static void every_layout_has_its_groups(void **state)
+{
+    (void)state;
+    struct world w;
+    struct comm_layout layout = {.tp = 2, .dp = 2, .pp = 2, .ends = true};
+    start_layout(&w, 8, &layout, 20000, groups_body);
+    all_end_well(&w);
+}
+
+/* Both directions at once between neighbours of a chain, of unequal sizes, and one direction alone. */
+static int exchange_body(struct comms *comms, int to_test)
+{
+    (void)to_test;
+    static float up[1000], down[70000], from_left[1000], from_right[70000];
+    struct error err;
+    int rank = comms->pp.rank, last = comms->pp.size - 1;
+    for (int turn = 0; turn < 20; turn++) {
+        for (int i = 0; i < 1000; i++)
+            up[i] = (float)(rank * 10000 + turn * 1000 + i);
+        for (int i = 0; i < 70000; i++)
+            down[i] = (float)(rank + turn * 100000 + i);
+        struct comm_segment s[] = {{up, 400, DTYPE_F32}, {up + 400, 600, DTYPE_F32}, {down, 70000, DTYPE_F32},
+                                   {from_left, 400, DTYPE_F32}, {from_left + 400, 600, DTYPE_F32},
+                                   {from_right, 70000, DTYPE_F32}};
+        struct comm_message to_right = {rank + 1, s, 2, PASS_FORWARD}, to_left = {rank - 1, s + 2, 1, PASS_BACKWARD};
+        struct comm_message of_left = {rank - 1, s + 3, 2, PASS_FORWARD}, of_right = {rank + 1, s + 5, 1, PASS_BACKWARD};
+        CHECK(!comm_exchange(&comms->pp, NULL, rank < last ? &to_right : NULL, rank > 0 ? &of_left : NULL, "up", &err));
+        CHECK(!comm_exchange(&comms->pp, NULL, rank > 0 ? &to_left : NULL, rank < last ? &of_right : NULL, "down", &err));
+        for (int i = 0; i < 1000 && rank > 0; i++)
+            CHECK(from_left[i] == (float)((rank - 1) * 10000 + turn * 1000 + i));
+        for (int i = 0; i < 70000 && rank < last; i++)
+            CHECK(from_right[i] == (float)(rank + 1 + turn * 100000 + i));
+        /* Opposite directions between two ranks in one call. */
+        if (rank < 2) {
+            struct comm_message give = {1 - rank, rank ? s + 2 : s, 1, PASS_FORWARD};
+            struct comm_message take = {1 - rank, rank ? s + 3 : s + 5, 1, PASS_FORWARD};
+            CHECK(!comm_exchange(&comms->pp, NULL, &give, &take, "both", &err));
+        }
+    }
+    const struct comm_count *sent = &comms->counters.by[GROUP_PP][COMM_SEND][PASS_BACKWARD];
+    CHECK(sent->calls == (rank > 0 ? 20 : 0) && sent->elements == sent->calls * 70000);
+    return 0;
+}
+
+static void neighbours_exchange(void **state)
+{
+    (void)state;
+    struct world w;
+    struct comm_layout layout = {.tp = 1, .dp = 1, .pp = 3};
+    start_layout(&w, 3, &layout, 20000, exchange_body);
+    all_end_well(&w);
 }
 
 static int segments_body(struct comms *comms, int to_test)
@@ -425,9 +366,10 @@ static void a_rank_that_never_comes_is_named(void **state)
     struct error err;
     assert_int_equal(rendezvous_open(&client, w.socket, 1, 1, 0, 1000, &err), 0);
     struct rendezvous rv = rendezvous_table(&client);
-    assert_int_equal(gloo_comms_create(0, 2, 2, "127.0.0.1", &rv, 300, 1000, &comms, &err), ERR_TIMEOUT);
+    struct comm_layout layout = {.tp = 2, .dp = 1, .pp = 1};
+    assert_int_equal(gloo_comms_create(0, &layout, "127.0.0.1", &rv, 300, 1000, &comms, &err), ERR_TIMEOUT);
     assert_non_null(strstr(err.message, "rank 1 did not come"));
-    assert_int_not_equal(gloo_comms_create(0, 2, 2, "203.0.113.7", &rv, 300, 1000, &comms, &err), 0);
+    assert_int_not_equal(gloo_comms_create(0, &layout, "203.0.113.7", &rv, 300, 1000, &comms, &err), 0);
     assert_non_null(strstr(err.message, "203.0.113.7"));
     rendezvous_close(&client);
     stop(&w);
@@ -471,6 +413,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sums_are_exact_for_every_type),
         cmocka_unit_test(a_2_by_2_layout_has_its_own_groups),
+        cmocka_unit_test(every_layout_has_its_groups),
+        cmocka_unit_test(neighbours_exchange),
         cmocka_unit_test(segments_are_one_call),
         cmocka_unit_test(reduce_scatter_and_all_gather_agree),
         cmocka_unit_test(sums_repeat_bit_for_bit),

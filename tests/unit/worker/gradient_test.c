@@ -1,30 +1,26 @@
-/* Gradients of the whole model, every element of every tensor: fp64 against central differences,
- * fp32 against fp64, and shards against the unsharded model. */
+/* Gradients of the whole model: fp64 against central differences, fp32 against fp64, shards against the unsharded
+ * model, and every way of a model against the plainest one.
+ * time limit: 240 s */
 #include "tests/unit/worker/tiny.h"
 
-static struct tiny variant(bool svd, bool tied, int hk, bool mlp_silu)
-{
-    struct tiny c = tiny_default;
-    c.svd = svd;
-    c.tied = tied;
-    c.hk = hk;
-    c.mlp_silu = mlp_silu;
-    return c;
-}
-
-enum { VARIANTS = 8, MASK = 5 };
+/* Two models for each way: all shapes of heads, tied and not, with and without the MLP's activation. */
+enum { VARIANTS = 2 * TINY_WAYS, MASK = 5 };
 static struct tiny variant_at(int i)
 {
-    static const int heads[] = {4, 2, 1, 2, 4, 1, 2, 4};
-    return variant(i & 1, i & 2, heads[i], (i >> 2 ^ i) & 1);
+    static const int heads[] = {4, 2, 1, 2, 4, 1, 2};
+    struct tiny c = tiny_of(i / 2);
+    c.hk = heads[i % 7];
+    c.tied = (i ^ i >> 1) & 1;
+    c.mlp_silu = (i >> 2 ^ i) & 1;
+    return c;
 }
 
 /* All gradients of a model, by canonical tensor, unsharded. */
 struct grads {
     struct tiny c;
     int64_t count;
-    struct plan_tensor tensors[64];
-    double *values[64];
+    struct plan_tensor tensors[TINY_TENSORS];
+    double *values[TINY_TENSORS];
     pthread_mutex_t lock;
     double loss;
 };
@@ -72,6 +68,8 @@ static void grads_free(struct grads *g)
         free(g->values[i]);
 }
 
+static double largest; /* found by expect_close, for the reader */
+
 static void expect_close(const char *what, const struct grads *a, const struct grads *b, double bound)
 {
     assert_true(a->count == b->count);
@@ -83,15 +81,25 @@ static void expect_close(const char *what, const struct grads *a, const struct g
         }
         assert_true(norm > 0);
         double relative = sqrt(diff / norm);
+        largest = fmax(largest, relative);
         if (!(relative < bound))
-            fail_msg("%s (svd %d tied %d hk %d): %s differs by %.3g, bound %.3g", what, a->c.svd, a->c.tied, a->c.hk,
-                     a->tensors[i].name, relative, bound);
+            fail_msg("%s (%s, tied %d, hk %d, tp %d): %s differs by %.3g, bound %.3g", what, a->c.way.name, a->c.tied,
+                     a->c.hk, a->c.tp, a->tensors[i].name, relative, bound);
     }
+}
+
+/* A tensor's elements are dealt into at most this many directions, each element to one, with a sign of its own: the
+ * derivative along a direction is the signed sum of its elements' gradients, so a wrong one shows. */
+enum { DIRECTIONS = 24 };
+static double sign_of(const char *name, int64_t k)
+{
+    return init_key((uint64_t)k, name) & 1 ? 1 : -1;
 }
 
 /* Fourth-order differences of the loss sum (about 30): their error is h^4/30 times the fifth derivative,
  * which is large where a token's embedding is short and its norm bends sharply, plus rounding of
- * 1e-16 * 30 / h. At h = 2e-4 the largest found is 2e-8; at 1e-3 it is 8e-6, all of it the first term. */
+ * 1e-16 * 30 / h. At h = 5e-5 the largest found is 9e-8 (LAX, whose norms bend too), else 6e-9; at 2e-4 it is 2e-5,
+ * all of it the first term. */
 static int differences(struct engine *e, int rank, void *arg, struct error *err)
 {
     struct grads *g = arg;
@@ -104,24 +112,43 @@ static int differences(struct engine *e, int rank, void *arg, struct error *err)
         struct state_tensor t;
         engine_tensor(e, i, STATE_WEIGHT, &t);
         int64_t n = t.tensor.nrows * t.tensor.ncols;
+        double *start = calloc((size_t)n, sizeof *start);
         g->tensors[i] = t.tensor;
         g->values[i] = calloc((size_t)n, sizeof(double));
-        for (int64_t k = 0; k < n; k++) {
+        for (int64_t k = 0; k < n; k++)
+            start[k] = tiny_get(&t, k);
+        for (int64_t direction = 0; direction < n && direction < DIRECTIONS; direction++) {
             static const double offset[] = {1, -1, 2, -2}, weight[] = {8, -8, -1, 1};
-            double x = tiny_get(&t, k), h = 2e-4, sum = 0;
+            double h = 5e-5, sum = 0;
             for (int s = 0; s < 4; s++) {
                 double loss, tokens;
-                tiny_put(&t, k, x + offset[s] * h);
+                for (int64_t k = direction; k < n; k += DIRECTIONS)
+                    tiny_put(&t, k, start[k] + offset[s] * h * sign_of(t.tensor.name, k));
                 int rc = engine_eval(e, &b.micro, &loss, &tokens, err);
                 if (rc)
                     return rc;
                 sum += weight[s] * loss;
             }
-            tiny_put(&t, k, x);
-            g->values[i][k] = sum / (12 * h);
+            for (int64_t k = direction; k < n; k += DIRECTIONS)
+                tiny_put(&t, k, start[k]);
+            g->values[i][direction] = sum / (12 * h);
         }
+        free(start);
     }
     return ERR_OK;
+}
+
+/* Gradients to derivatives along the directions. */
+static void project(struct grads *g)
+{
+    for (int64_t i = 0; i < g->count; i++) {
+        int64_t n = g->tensors[i].rows * g->tensors[i].cols;
+        double along[DIRECTIONS] = {0};
+        for (int64_t k = 0; k < n; k++)
+            along[k % DIRECTIONS] += sign_of(g->tensors[i].name, k) * g->values[i][k];
+        for (int64_t k = 0; k < n; k++)
+            g->values[i][k] = k < DIRECTIONS ? along[k] : 0;
+    }
 }
 
 static void fp64_against_central_differences(void **state)
@@ -134,7 +161,10 @@ static void fp64_against_central_differences(void **state)
         gradients_of(&c, &exact);
         tiny_plan(&c, &p);
         tiny_run(&p, 1, differences, &numeric, NULL);
+        project(&exact);
+        largest = 0;
         expect_close("fp64 against differences", &exact, &numeric, 1e-6);
+        print_message("%s: largest difference %.1e\n", c.way.name, largest);
         grads_free(&exact);
         grads_free(&numeric);
     }
@@ -174,12 +204,33 @@ static void shards_against_the_whole(void **state)
     }
 }
 
+/* Every way of one model is the same function. */
+static void ways_agree(void **state)
+{
+    (void)state;
+    for (int i = 0; i < VARIANTS; i++) {
+        struct tiny c = variant_at(i);
+        struct grads one, other;
+        if (c.way.factorization == FULL_RANK)
+            continue;
+        gradients_of(&c, &one);
+        c.way.strategy = BTP;
+        c.way.published = c.way.sync = c.way.ungrouped = false;
+        gradients_of(&c, &other);
+        expect_close("against grouped BTP", &one, &other, 1e-11);
+        assert_true(fabs(one.loss / other.loss - 1) < 1e-13);
+        grads_free(&one);
+        grads_free(&other);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fp64_against_central_differences),
         cmocka_unit_test(fp32_against_fp64),
         cmocka_unit_test(shards_against_the_whole),
+        cmocka_unit_test(ways_agree),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -54,8 +54,8 @@ static void keys_differ(void **state)
 /* The weights of a whole model, gathered from its ranks. */
 struct model {
     int64_t count;
-    struct plan_tensor tensors[64];
-    void *values[64]; /* as stored, whole tensors */
+    struct plan_tensor tensors[TINY_TENSORS];
+    void *values[TINY_TENSORS]; /* as stored, whole tensors */
     size_t size;
     pthread_mutex_t lock;
 };
@@ -102,8 +102,8 @@ static void free_model(struct model *m)
 static void same_bits_in_every_layout(void **state)
 {
     (void)state;
-    for (int i = 0; i < 4; i++) {
-        struct tiny c = tiny_default;
+    for (int i = 0; i < 4 * TINY_WAYS; i++) {
+        struct tiny c = tiny_of(i / 4);
         struct model whole, shards;
         c.fp64 = i & 1;
         c.tied = i & 2;
@@ -120,11 +120,11 @@ static void same_bits_in_every_layout(void **state)
     }
 }
 
-static void tensors_have_their_spread(void **state)
+static void check_spread(const struct tiny_way *way)
 {
-    (void)state;
     struct tiny c = tiny_default;
     struct model m;
+    c.way = *way;
     c.d = 64, c.f = 96, c.r = 16, c.V = 200;
     model_of(&c, &m);
     for (int64_t i = 0; i < m.count; i++) {
@@ -133,18 +133,28 @@ static void tensors_have_their_spread(void **state)
         double square = 0;
         for (int64_t k = 0; k < n; k++)
             square += pow(((double *)m.values[i])[k], 2) / (double)n;
-        if (p->role == ROLE_GAIN) {
-            assert_true(square == 1);
+        if (p->init == INIT_ONE || p->init == INIT_ZERO) {
+            assert_true(square == (p->init == INIT_ONE));
             continue;
         }
-        if (p->role == ROLE_EMBEDDING || p->role == ROLE_HEAD)
+        if (p->role == ROLE_EMBEDDING || p->role == ROLE_HEAD || p->role == ROLE_DENSE)
             assert_true(p->init_std == 0.02);
+        else if (p->init == INIT_UNIFORM) /* within 1/sqrt(inputs) */
+            for (int64_t k = 0; k < n; k++)
+                assert_true(fabs(((double *)m.values[i])[k]) <= 1 / sqrt((double)p->cols));
         else /* the product of a pair has entries of variance 1/(in + out) */
             assert_true(fabs(c.r * pow(p->init_std, 4) * (double)(p->projection >= PROJ_GATE ? c.d + c.f : c.d + c.d) -
                              1) < 1e-12);
         assert_true(fabs(square / pow(p->init_std, 2) - 1) < 5 * sqrt(2.0 / (double)n));
     }
     free_model(&m);
+}
+
+static void tensors_have_their_spread(void **state)
+{
+    (void)state;
+    for (int i = 0; i < TINY_WAYS; i++)
+        check_spread(&tiny_ways[i]);
 }
 
 /* At the start a token's logits are sums of d products of a unit-norm vector with head entries of standard
@@ -169,8 +179,9 @@ static int first_loss(struct engine *e, int rank, void *arg, struct error *err)
 static void first_loss_is_ln_vocab(void **state)
 {
     (void)state;
-    for (int seed = 1; seed <= 4; seed++) {
+    for (int seed = 1; seed <= 4 * TINY_WAYS; seed++) {
         struct tiny c = tiny_default;
+        c.way = tiny_ways[(seed - 1) / 4];
         struct plan p;
         double loss;
         c.seed = seed;

@@ -5,7 +5,7 @@ struct golden {
     unsigned char *bytes;
     size_t size, at;
     int64_t seed;
-    int32_t svd, tied, mlp_silu, d, f, r, L, h, hk, V, s, b;
+    int32_t model, tied, mlp_silu, d, f, r, L, h, hk, V, s, b;
     double theta, eps;
     int32_t tensors;
     size_t tensors_at; /* where the list begins */
@@ -46,7 +46,7 @@ static void load(const char *name, struct golden *g)
     take(g, magic, sizeof magic);
     assert_memory_equal(magic, "BGOLD001", 8);
     take(g, &g->seed, sizeof g->seed);
-    take(g, &g->svd, 12 * sizeof(int32_t)); /* the twelve of the struct in the file's order */
+    take(g, &g->model, 12 * sizeof(int32_t)); /* the twelve of the struct in the file's order */
     take(g, &g->theta, sizeof g->theta);
     take(g, &g->eps, sizeof g->eps);
     take(g, &g->tensors, sizeof g->tensors);
@@ -144,7 +144,15 @@ static void check(const char *name, bool fp64, int tp, double bound)
 {
     struct golden g;
     load(name, &g);
-    struct tiny c = {.svd = g.svd,
+    static const struct tiny_way ways[] = {
+        {.name = "COLA", .factorization = COLA, .strategy = BTP},
+        {.name = "SVD", .factorization = SVD, .strategy = BTP},
+        {.name = "FULL_RANK", .factorization = FULL_RANK, .strategy = FULL},
+        {.name = "LAX", .factorization = LAX, .strategy = BTP},
+        {.name = "LAX LINEAR", .factorization = LAX, .strategy = BTP, .svd_base = true, .gate = LINEAR},
+        {.name = "LAX TENSOR", .factorization = LAX, .strategy = BTP, .gate = TENSOR},
+    };
+    struct tiny c = {.way = ways[g.model],
                      .tied = g.tied,
                      .mlp_silu = g.mlp_silu,
                      .fp64 = fp64,
@@ -174,8 +182,9 @@ static void check(const char *name, bool fp64, int tp, double bound)
 static void logits_equal_numpy(void **state)
 {
     (void)state;
-    static const char *const cases[] = {"cola_gqa_untied", "svd_tied_silu"};
-    for (int i = 0; i < 2; i++) {
+    static const char *const cases[] = {"cola_gqa_untied", "svd_tied_silu",  "full_rank_gqa_silu",
+                                        "lax_identity",    "lax_svd_linear", "lax_tensor"};
+    for (int i = 0; i < 6; i++) {
         check(cases[i], true, 1, 1e-11);
         check(cases[i], true, 2, 1e-11);
         check(cases[i], false, 1, 1e-4);

@@ -30,6 +30,7 @@ static void reverse_columns(struct engine *e, const struct tiny *c)
         engine_tensor(e, i, STATE_WEIGHT, &t);
         const struct plan_tensor *p = &t.tensor;
         bool by_heads = p->projection >= PROJ_Q && p->projection <= PROJ_V;
+        bool gives = p->role == ROLE_UP || p->role == ROLE_DENSE, takes = p->role == ROLE_DOWN || p->role == ROLE_DENSE;
         int64_t n = p->rows * p->cols;
         double *old = calloc((size_t)n, sizeof *old);
         for (int64_t k = 0; k < n; k++)
@@ -37,11 +38,11 @@ static void reverse_columns(struct engine *e, const struct tiny *c)
         for (int64_t row = 0; row < p->rows; row++)
             for (int64_t col = 0; col < p->cols; col++) {
                 int64_t from_row = row, from_col = reverse(col, p->cols, 1);
-                if (p->role == ROLE_DOWN)
+                if (p->role == ROLE_DOWN || p->role == ROLE_GATE || p->role == ROLE_GATE_LEFT)
                     from_row = reverse(row, p->rows, 1);
-                if (p->role == ROLE_DOWN && p->projection == PROJ_O)
+                if (takes && p->projection == PROJ_O)
                     from_col = reverse(col, p->cols, head);
-                if (p->role == ROLE_UP)
+                if (gives)
                     from_row = reverse(row, p->rows, by_heads ? head : 1);
                 tiny_put(&t, row * p->cols + col, old[from_row * p->cols + from_col]);
             }
@@ -98,13 +99,14 @@ static void run_curve(const struct tiny *c, int tp, int order, struct curve *out
     tiny_run(&p, 1, train, out, NULL);
 }
 
-static struct tiny config(int i, bool fp64)
+static struct tiny config(int way, bool fp64)
 {
     struct tiny c = tiny_default;
+    c.way = tiny_ways[way];
     c.fp64 = fp64;
-    c.d = 32, c.f = 48, c.r = 8, c.h = 8, c.hk = i ? 4 : 8, c.V = 40, c.s = 16, c.micro = 2, c.global = 4;
-    c.svd = c.tied = c.mlp_silu = i;
-    c.lr = 1e-2;
+    c.d = 32, c.f = 48, c.r = 8, c.h = 8, c.hk = way & 1 ? 4 : 8, c.V = 40, c.s = 16, c.micro = 2, c.global = 4;
+    c.tied = c.mlp_silu = way & 1;
+    c.lr = c.way.factorization == LAX ? 3e-3 : 1e-2;
     return c;
 }
 
@@ -116,7 +118,7 @@ static double relative(double a, double b)
 static void fp64_any_degree(void **state)
 {
     (void)state;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < TINY_WAYS; i++) {
         struct tiny c = config(i, true);
         struct curve one, many;
         run_curve(&c, 1, ORDER_GIVEN, &one);
@@ -128,8 +130,9 @@ static void fp64_any_degree(void **state)
                 loss = fmax(loss, relative(many.loss[s], one.loss[s]));
                 norm = fmax(norm, relative(many.norm[s], one.norm[s]));
             }
-            print_message("fp64 %s tp %d: loss %.1e, gradient norm %.1e\n", c.svd ? "SVD" : "COLA", tp, loss, norm);
-            assert_true(loss < 1e-10);
+            print_message("fp64 %s tp %d: loss %.1e, gradient norm %.1e\n", c.way.name, tp, loss, norm);
+            /* LAX is more sensitive: a LayerNorm divides by the spread of latents that start small. */
+            assert_true(loss < (c.way.factorization == LAX ? 1e-8 : 1e-10));
             assert_true(norm < 1e-6);
         }
     }
@@ -138,9 +141,12 @@ static void fp64_any_degree(void **state)
 static void fp32_any_degree(void **state)
 {
     (void)state;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < TINY_WAYS; i++) {
         struct tiny c = config(i, false);
         struct curve one, other[ORDERS], many;
+        int plain = c.way.factorization == LAX ? 1 : 2;
+        if (c.way.ungrouped || c.way.published || c.way.sync)
+            continue; /* no other products than those of the rest */
         run_curve(&c, 1, ORDER_GIVEN, &one);
         for (int order = 1; order < ORDERS; order++)
             run_curve(&c, 1, order, &other[order]);
@@ -158,17 +164,17 @@ static void fp32_any_degree(void **state)
                 else
                     worst_ratio = fmax(worst_ratio, off / gap);
                 /* Adam's first updates are nearly signs, so roundings grow at once: the plain bound is for
-                 * the steps before that shows, the same yardstick for those behind. */
-                if (s < 2)
+                 * the steps before that shows (LAX: the first), the same yardstick for those behind. */
+                if (s < plain)
                     worst_norm = fmax(worst_norm, norm_off);
                 else
                     worst_ratio = fmax(worst_ratio, norm_off / norm_gap);
             }
-            print_message("fp32 %s tp %d: steps 1-5 loss %.1e, 1-2 norm %.1e; later %.2f of the gap (%.1e)\n",
-                          c.svd ? "SVD" : "COLA", tp, worst_early, worst_norm, worst_ratio, gap);
+            print_message("fp32 %s tp %d: steps 1-5 loss %.1e, 1-%d norm %.1e; later %.2f of the gap (%.1e)\n",
+                          c.way.name, tp, worst_early, plain, worst_norm, worst_ratio, gap);
             assert_true(worst_early < 1e-6);
             assert_true(worst_norm < 1e-6);
-            assert_true(worst_ratio < 10);
+            assert_true(worst_ratio < (plain == 2 ? 10 : 20));
         }
     }
 }

@@ -253,8 +253,9 @@ static int with_padding(struct engine *e, int rank, void *arg, struct error *err
 static void padding_has_no_influence(void **state)
 {
     (void)state;
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 8 * TINY_WAYS; i++) {
         struct padding none = {.c = tiny_default}, some;
+        none.c = tiny_of(i / 8);
         none.c.tied = i & 1;
         none.c.tp = i & 2 ? 2 : 1; /* with two ranks the second has padding only */
         none.c.fp64 = i & 4;
@@ -304,12 +305,14 @@ static int decays(struct engine *e, int rank, void *arg, struct error *err)
     return ERR_OK;
 }
 
-/* The clip norm is that of every tensor of the model, each element once: summed here over what the ranks
- * hold after the step. */
+/* The clip norm is that of every tensor of the model, each element once however many ranks hold it: the whole
+ * gradients are put together here from what the ranks have after the step. */
 struct norms {
     struct tiny c;
     pthread_mutex_t lock;
-    double squares, grad_norm, tokens;
+    double grads[TINY_TENSORS][4096]; /* by tensor, whole */
+    bool replicas_differ;
+    double grad_norm, tokens;
 };
 static int sums_squares(struct engine *e, int rank, void *arg, struct error *err)
 {
@@ -326,23 +329,40 @@ static int sums_squares(struct engine *e, int rank, void *arg, struct error *err
     for (int64_t i = 0; i < engine_tensor_count(e); i++) {
         struct state_tensor g;
         engine_tensor(e, i, STATE_GRAD, &g);
-        for (int64_t k = 0; k < g.tensor.nrows * g.tensor.ncols; k++)
-            n->squares += pow(tiny_get(&g, k), 2);
+        for (int64_t k = 0; k < g.tensor.nrows * g.tensor.ncols; k++) {
+            double *at =
+                &n->grads[i][(g.tensor.row0 + k / g.tensor.ncols) * g.tensor.cols + g.tensor.col0 + k % g.tensor.ncols];
+            if (*at != 0 && *at != tiny_get(&g, k))
+                n->replicas_differ = true;
+            *at = tiny_get(&g, k);
+        }
     }
     pthread_mutex_unlock(&n->lock);
     return ERR_OK;
 }
 
+static void check_norm(int way, bool tied, int tp)
+{
+    struct norms *n = calloc(1, sizeof *n);
+    double squares = 0;
+    pthread_mutex_init(&n->lock, NULL);
+    n->c = tiny_of(way);
+    n->c.tied = tied;
+    n->c.tp = tp;
+    run(&n->c, sums_squares, n);
+    for (int i = 0; i < TINY_TENSORS; i++)
+        for (int k = 0; k < 4096; k++)
+            squares += pow(n->grads[i][k], 2);
+    assert_false(n->replicas_differ);
+    assert_true(fabs(n->grad_norm / (sqrt(squares) / n->tokens) - 1) < 1e-12);
+    free(n);
+}
+
 static void the_norm_is_of_all_tensors(void **state)
 {
     (void)state;
-    for (int i = 0; i < 6; i++) {
-        struct norms n = {.c = tiny_default, .lock = PTHREAD_MUTEX_INITIALIZER};
-        n.c.tied = i & 1;
-        n.c.tp = 1 << i / 2;
-        run(&n.c, sums_squares, &n);
-        assert_true(fabs(n.grad_norm / (sqrt(n.squares) / n.tokens) - 1) < 1e-12);
-    }
+    for (int i = 0; i < 6 * TINY_WAYS; i++)
+        check_norm(i / 6, i & 1, 1 << i % 6 / 2);
 }
 
 static void decay_is_for_factors_only(void **state)
@@ -396,12 +416,17 @@ static void wrong_groups_are_refused(void **state)
     struct error err;
     c.tp = 2;
     tiny_plan(&c, &p);
-    assert_int_equal(local_world_create(1, 1, &world, &err), 0);
+    struct comm_layout alone = {.tp = 1, .dp = 1, .pp = 1};
+    assert_int_equal(local_world_create(&alone, &world, &err), 0);
     assert_int_equal(local_comms_join(world, 0, &comms, &err), 0);
     assert_int_equal(engine_create(&p, kernels_cpu_fp64(), &comms, 0, 1, &e, &err), ERR_INTERNAL);
     assert_null(e);
+    p.tp = 1;
     p.dp = 2;
-    assert_int_equal(engine_create(&p, kernels_cpu_fp64(), &comms, 0, 1, &e, &err), ERR_UNSUPPORTED);
+    assert_int_equal(engine_create(&p, kernels_cpu_fp64(), &comms, 0, 1, &e, &err), ERR_INTERNAL);
+    p.dp = 1;
+    p.pp = 2;
+    assert_int_equal(engine_create(&p, kernels_cpu_fp64(), &comms, 0, 1, &e, &err), ERR_INTERNAL);
     comms_destroy(&comms);
     local_world_destroy(world);
 }

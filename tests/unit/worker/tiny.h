@@ -18,15 +18,82 @@
 #include "worker/engine.h"
 #include "worker/init.h"
 
+/* What is computed, and how it is cut: the rows of this table are all that this version has. Each is tested for
+ * what every one of them promises. */
+enum {
+    FULL_RANK = BOOST__FACTORIZATION__VALUE__FULL_RANK,
+    SVD = BOOST__FACTORIZATION__VALUE__SVD,
+    COLA = BOOST__FACTORIZATION__VALUE__COLA,
+    LAX = BOOST__FACTORIZATION__VALUE__LAX,
+    IDENTITY = BOOST__LAX_GATE__VALUE__IDENTITY,
+    LINEAR = BOOST__LAX_GATE__VALUE__LINEAR,
+    TENSOR = BOOST__LAX_GATE__VALUE__TENSOR,
+    LOW_RANK = BOOST__RECOMPUTE__VALUE__LOW_RANK,
+    LAYER = BOOST__RECOMPUTE__VALUE__LAYER,
+    FULL = BOOST__STRATEGY__VALUE__FULL,
+    VANILLA = BOOST__STRATEGY__VALUE__VANILLA,
+    BTP = BOOST__STRATEGY__VALUE__BTP,
+};
+struct tiny_way {
+    const char *name;
+    int factorization, strategy;
+    bool ungrouped, sync, published;
+    int gate;
+    bool svd_base; /* of LAX */
+};
+static const struct tiny_way tiny_ways[] = {
+    {.name = "FULL_RANK FULL", .factorization = FULL_RANK, .strategy = FULL},
+    {.name = "SVD BTP", .factorization = SVD, .strategy = BTP},
+    {.name = "COLA BTP", .factorization = COLA, .strategy = BTP},
+    {.name = "COLA BTP ungrouped", .factorization = COLA, .strategy = BTP, .ungrouped = true},
+    {.name = "COLA BTP SYNC", .factorization = COLA, .strategy = BTP, .sync = true},
+    {.name = "SVD BTP SYNC ungrouped", .factorization = SVD, .strategy = BTP, .sync = true, .ungrouped = true},
+    {.name = "COLA VANILLA", .factorization = COLA, .strategy = VANILLA},
+    {.name = "SVD VANILLA ungrouped", .factorization = SVD, .strategy = VANILLA, .ungrouped = true},
+    {.name = "COLA VANILLA PUBLISHED", .factorization = COLA, .strategy = VANILLA, .published = true},
+    {.name = "SVD VANILLA PUBLISHED ungrouped",
+     .factorization = SVD,
+     .strategy = VANILLA,
+     .published = true,
+     .ungrouped = true},
+    {.name = "LAX BTP", .factorization = LAX, .strategy = BTP},
+    {.name = "LAX SVD LINEAR BTP", .factorization = LAX, .strategy = BTP, .svd_base = true, .gate = LINEAR},
+    {.name = "LAX TENSOR BTP", .factorization = LAX, .strategy = BTP, .gate = TENSOR},
+    {.name = "LAX SVD TENSOR BTP SYNC ungrouped",
+     .factorization = LAX,
+     .strategy = BTP,
+     .svd_base = true,
+     .gate = TENSOR,
+     .sync = true,
+     .ungrouped = true},
+    {.name = "LAX SVD VANILLA", .factorization = LAX, .strategy = VANILLA, .svd_base = true},
+    {.name = "LAX LINEAR VANILLA", .factorization = LAX, .strategy = VANILLA, .gate = LINEAR},
+    {.name = "LAX LINEAR VANILLA ungrouped",
+     .factorization = LAX,
+     .strategy = VANILLA,
+     .gate = LINEAR,
+     .ungrouped = true},
+    {.name = "LAX TENSOR VANILLA PUBLISHED",
+     .factorization = LAX,
+     .strategy = VANILLA,
+     .gate = TENSOR,
+     .published = true},
+};
+enum { TINY_WAYS = sizeof tiny_ways / sizeof tiny_ways[0], TINY_TENSORS = 128 /* of any model here */ };
+
 struct tiny {
-    bool svd, tied, mlp_silu, fp64;
+    struct tiny_way way;
+    int recompute; /* Boost__Recompute__Value; 0: NONE, since the memory is not known */
+    bool tied, mlp_silu, fp64;
     int d, f, r, L, h, hk, V, s;
-    int micro, global, tp;
+    int micro, global, tp, dp, pp, zero;
+    int64_t bucket_bytes; /* 0: the default, more than these models have */
     double lr, clip, decay;
     int64_t seed;
 };
 
 static const struct tiny tiny_default = {
+    .way = {.name = "COLA BTP", .factorization = COLA, .strategy = BTP},
     .fp64 = true,
     .d = 8,
     .f = 12,
@@ -39,11 +106,28 @@ static const struct tiny tiny_default = {
     .micro = 2,
     .global = 2,
     .tp = 1,
+    .dp = 1,
+    .pp = 1,
     .lr = 3e-3,
     .clip = 1,
     .decay = 0.01,
     .seed = 1,
 };
+
+/* The default model computed in way number i; its rank can be cut where the way cuts it, and its latents cross
+ * into a block that hands them on. */
+static inline struct tiny tiny_of(int i)
+{
+    struct tiny c = tiny_default;
+    c.way = tiny_ways[i];
+    if (c.way.strategy == VANILLA)
+        c.r = 4;
+    if (c.way.factorization == LAX) {
+        c.L = 3;
+        c.r = c.way.gate == TENSOR ? 12 : 4; /* a matrix [3, 4] */
+    }
+    return c;
+}
 
 /* Through the real path: a spec, resolved, planned. */
 static inline void tiny_plan(const struct tiny *c, struct plan *out)
@@ -59,17 +143,33 @@ static inline void tiny_plan(const struct tiny *c, struct plan *out)
     Boost__JobSpec spec = BOOST__JOB_SPEC__INIT;
 #define PUT(m, field, v) ((m).has_##field = 1, (m).field = (v))
     file.path = (char *)"/none";
-    PUT(model, factorization, c->svd ? BOOST__FACTORIZATION__VALUE__SVD : BOOST__FACTORIZATION__VALUE__COLA);
+    PUT(model, factorization, (Boost__Factorization__Value)c->way.factorization);
     PUT(model, hidden, c->d);
     PUT(model, layers, c->L);
     PUT(model, heads, c->h);
     PUT(model, kv_heads, c->hk);
     PUT(model, intermediate, c->f);
-    PUT(model, rank, c->r);
+    if (c->way.factorization != FULL_RANK)
+        PUT(model, rank, c->r);
     PUT(model, vocab, c->V);
     PUT(model, tie_embeddings, c->tied);
     PUT(model, mlp_activation, c->mlp_silu ? BOOST__SWITCH__VALUE__ON : BOOST__SWITCH__VALUE__OFF);
+    PUT(parallel, strategy, (Boost__Strategy__Value)c->way.strategy);
+    if (c->way.factorization == LAX) {
+        PUT(model, lax_gate, (Boost__LaxGate__Value)c->way.gate);
+        PUT(model, lax_base, c->way.svd_base ? BOOST__LAX_BASE__VALUE__SVD : BOOST__LAX_BASE__VALUE__COLA);
+    }
+    PUT(parallel, recompute, (Boost__Recompute__Value)c->recompute);
+    if (c->way.sync)
+        PUT(parallel, norm, BOOST__NORM__VALUE__SYNC);
+    if (c->way.ungrouped)
+        PUT(parallel, grouped, BOOST__SWITCH__VALUE__OFF);
+    if (c->way.published)
+        PUT(parallel, vanilla_attention, BOOST__VANILLA_ATTENTION__VALUE__PUBLISHED);
     PUT(parallel, tp, c->tp);
+    PUT(parallel, dp, c->dp ? c->dp : 1);
+    PUT(parallel, pp, c->pp ? c->pp : 1);
+    PUT(parallel, zero, c->zero);
     PUT(parallel, micro_batch, c->micro);
     PUT(parallel, global_batch, c->global);
     data.n_train = 1;
@@ -96,6 +196,8 @@ static inline void tiny_plan(const struct tiny *c, struct plan *out)
     if (plan_resolve(&spec, &machine, &resolved, &err) || plan_make(resolved, out, &err))
         fail_msg("%s (%s)", err.message, err.hint);
     boost__job_spec__free_unpacked(resolved, NULL);
+    if (c->bucket_bytes)
+        out->bucket_bytes = c->bucket_bytes;
 }
 
 static inline const struct kernels *tiny_kernels(const struct plan *p)
@@ -141,7 +243,8 @@ static inline void tiny_run(const struct plan *plan, int threads,
 {
     struct error err = {0};
     struct local_world *world;
-    if (local_world_create(plan->world, plan->tp, &world, &err))
+    struct comm_layout layout = engine_layout(plan);
+    if (local_world_create(&layout, &world, &err))
         fail_msg("%s", err.message);
     struct tiny_rank *ranks = calloc((size_t)plan->world, sizeof *ranks);
     for (int i = 0; i < plan->world; i++) {
@@ -191,10 +294,15 @@ static inline void tiny_randomize(struct engine *e, uint64_t seed)
             for (int64_t col = 0; col < p->ncols; col++) {
                 double x;
                 init_normal(key, (uint64_t)((p->row0 + row) * p->cols + p->col0 + col), 1, &x);
-                if (p->role == ROLE_GAIN)
+                if (p->init == INIT_ONE)
                     x = 1 + 0.3 * x;
+                else if (p->init == INIT_ZERO)
+                    x *= 0.3;
                 else
-                    x *= p->role == ROLE_EMBEDDING ? 0.5 : p->role == ROLE_HEAD ? 0.3 : 1.5 * p->init_std;
+                    x *= p->role == ROLE_EMBEDDING ? 0.5
+                         : p->role == ROLE_HEAD    ? 0.3
+                         : p->role == ROLE_DENSE   ? 0.4
+                                                   : 1.5 * p->init_std;
                 tiny_put(&t, row * p->ncols + col, (double)(float)x);
             }
     }

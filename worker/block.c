@@ -1,0 +1,131 @@
+/* A decoder block, the same for every strategy: two norms, attention and the gated MLP between the linear
+ * layers of four sites. What a strategy does there is behind its table. */
+#include "worker/engine_internal.h"
+
+/* q, k and v one after the other. */
+struct qkv {
+    void *q, *k, *v;
+};
+static struct qkv split_qkv(const struct engine *e, void *base)
+{
+    int64_t T = e->plan->T, q = e->w.out[PROJ_Q], k = e->w.out[PROJ_K];
+    return (struct qkv){base, act_at(e, base, T * q), act_at(e, base, T * (q + k))};
+}
+
+static void rope_qk(struct engine *e, const struct qkv *x, bool inverse)
+{
+    const struct plan *p = e->plan;
+    e->k->rope(e->ks, p->T, p->s, e->w.heads, p->e, e->w.out[PROJ_Q], p->rope_theta, inverse, x->q);
+    e->k->rope(e->ks, p->T, p->s, e->w.kv_heads, p->e, e->w.out[PROJ_K], p->rope_theta, inverse, x->k);
+}
+
+/* From norm1's input to ctx and o's latent. */
+static int attention_forward(struct engine *e, int64_t i, bool again, struct error *err)
+{
+    void *n = norm_n(e, SITE_QKV, i), *ctx = engine_buffer(e, BUF_CTX, i);
+    struct qkv x = split_qkv(e, engine_buffer(e, BUF_QKV, i));
+    int rc = e->strategy->latent(e, SITE_QKV, i, n, again, err);
+    if (!rc)
+        rc = e->strategy->output(e, SITE_QKV, i, n, x.q, err);
+    if (rc)
+        return rc;
+    rope_qk(e, &x, false);
+    e->k->attention_forward(e->ks, &e->attention, x.q, x.k, x.v, ctx, engine_buffer(e, BUF_LSE, i),
+                            engine_buffer(e, BUF_ATTENTION, 0));
+    return e->strategy->latent(e, SITE_O, i, ctx, again, err);
+}
+
+/* From norm2's output to the product and down's latent. */
+static int mlp_forward(struct engine *e, int64_t i, bool again, struct error *err)
+{
+    int64_t product = e->plan->T * e->w.out[PROJ_GATE];
+    void *n = norm_n(e, SITE_GU, i), *gate = engine_buffer(e, BUF_GU, i), *prod = engine_buffer(e, BUF_PROD, i);
+    int rc = e->strategy->latent(e, SITE_GU, i, n, again, err);
+    if (!rc)
+        rc = e->strategy->output(e, SITE_GU, i, n, gate, err);
+    if (rc)
+        return rc;
+    e->k->glu_forward(e->ks, product, e->plan->mlp_silu, gate, act_at(e, gate, product), prod);
+    return e->strategy->latent(e, SITE_DOWN, i, prod, again, err);
+}
+
+/* All of a block but its last layer, whose output no backward wants. x, y: what norm1 adds up. again: only
+ * what recompute did not keep. */
+static int body(struct engine *e, int64_t i, const void *x, const void *y, bool again, struct error *err)
+{
+    const void *ctx = engine_buffer(e, BUF_CTX, i), *middle = engine_buffer(e, BUF_X1, i);
+    void *out = engine_buffer(e, BUF_Y, 0);
+    bool kept = again && e->cut->latent; /* the sum behind o is a collective there, so x2 was kept */
+    int rc = norm_forward(e, SITE_QKV, i, x, y, again, err);
+    if (!rc)
+        rc = attention_forward(e, i, again, err);
+    if (!rc && !kept)
+        rc = e->strategy->output(e, SITE_O, i, ctx, out, err);
+    if (kept)
+        middle = engine_buffer(e, BUF_X2, i);
+    if (!rc)
+        rc = norm_forward(e, SITE_GU, i, middle, kept ? NULL : out, again, err);
+    if (!rc)
+        rc = mlp_forward(e, i, again, err);
+    return rc;
+}
+
+int block_forward(struct engine *e, int64_t i, struct error *err)
+{
+    void *x1 = engine_buffer(e, BUF_X1, i), *y = engine_buffer(e, BUF_Y, 0);
+    bool first = i == e->stage.layer0; /* the embedding or the stage before has put x1 there */
+    int rc = body(e, i, first ? x1 : engine_buffer(e, BUF_X2, i - 1), first ? NULL : y, false, err);
+    if (!rc)
+        rc = e->strategy->output(e, SITE_DOWN, i, engine_buffer(e, BUF_PROD, i), y, err);
+    return rc;
+}
+
+static int mlp_backward(struct engine *e, int64_t i, struct error *err)
+{
+    int64_t product = e->plan->T * e->w.out[PROJ_GATE];
+    struct bundle down = bundle_at(e, SITE_DOWN, 0);
+    void *dprod = engine_buffer(e, BUF_DINNER, 0), *dgate = engine_buffer(e, BUF_DOUTER, 0);
+    void *gate = engine_buffer(e, BUF_GU, i);
+    int rc = e->strategy->backward(e, &down, i, engine_buffer(e, BUF_PROD, i), engine_buffer(e, BUF_DX, 0), dprod, err);
+    if (rc)
+        return rc;
+    e->k->glu_backward(e->ks, product, e->plan->mlp_silu, gate, act_at(e, gate, product), dprod, dgate,
+                       act_at(e, dgate, product));
+    return normed_backward(e, SITE_GU, i, dgate, err);
+}
+
+static int attention_backward(struct engine *e, int64_t i, struct error *err)
+{
+    struct bundle o = bundle_at(e, SITE_O, 0);
+    void *dctx = engine_buffer(e, BUF_DINNER, 0), *ctx = engine_buffer(e, BUF_CTX, i);
+    struct qkv x = split_qkv(e, engine_buffer(e, BUF_QKV, i)), dx = split_qkv(e, engine_buffer(e, BUF_DOUTER, 0));
+    int rc = e->strategy->backward(e, &o, i, ctx, engine_buffer(e, BUF_DX, 0), dctx, err);
+    if (rc)
+        return rc;
+    e->k->attention_backward(e->ks, &e->attention, x.q, x.k, x.v, ctx, engine_buffer(e, BUF_LSE, i), dctx, dx.q, dx.k,
+                             dx.v, engine_buffer(e, BUF_ATTENTION, 0));
+    rope_qk(e, &dx, true);
+    return normed_backward(e, SITE_QKV, i, dx.q, err);
+}
+
+/* What the forward did not keep of this block. */
+static int reforward(struct engine *e, int64_t i, struct error *err)
+{
+    Boost__Recompute__Value mode = e->plan->recompute;
+    if (mode == BOOST__RECOMPUTE__VALUE__NONE)
+        return ERR_OK;
+    engine_set_pass(e, PASS_RECOMPUTE);
+    int rc = body(e, i, engine_buffer(e, BUF_X1, i), NULL, mode == BOOST__RECOMPUTE__VALUE__LOW_RANK, err);
+    engine_set_pass(e, PASS_BACKWARD);
+    return rc;
+}
+
+int block_backward(struct engine *e, int64_t i, struct error *err)
+{
+    int rc = reforward(e, i, err);
+    if (!rc)
+        rc = mlp_backward(e, i, err);
+    if (!rc)
+        rc = attention_backward(e, i, err);
+    return rc;
+}

@@ -1,0 +1,80 @@
+/* The latents of low-rank pairs, once their sums are complete. */
+#include "worker/engine_internal.h"
+
+int bundle_count(const struct engine *e, enum plan_site site)
+{
+    return e->plan->grouped ? 1 : plan_branches(site).count;
+}
+
+struct bundle bundle_at(const struct engine *e, enum plan_site site, int i)
+{
+    int count = plan_branches(site).count;
+    return e->plan->grouped ? (struct bundle){site, 0, count} : (struct bundle){site, i, 1};
+}
+
+int64_t bundle_columns(const struct engine *e, const struct bundle *b)
+{
+    return b->count * e->w.latent;
+}
+
+void *bundle_part(const struct engine *e, enum plan_buffer first, const struct bundle *b, int64_t layer, int64_t width)
+{
+    return act_at(e, engine_buffer(e, first + b->site, layer), e->plan->T * b->first * width);
+}
+
+struct param bundle_down(const struct engine *e, const struct bundle *b, int64_t layer)
+{
+    return param_at(e, &e->layers[layer].site[b->site].down, b->first * e->w.latent * e->w.in[b->site]);
+}
+
+void *latent_y(const struct engine *e, const struct bundle *b, int64_t layer)
+{
+    return bundle_part(e, BUF_H_QKV, b, layer, e->w.latent);
+}
+
+void *latent_z(const struct engine *e, const struct bundle *b, int64_t layer)
+{
+    if (!e->places.at[BUF_Z_QKV + b->site].bytes)
+        return latent_y(e, b, layer); /* without an activation Y is its own z */
+    return bundle_part(e, BUF_Z_QKV, b, layer, e->w.latent);
+}
+
+enum latent_act latent_activation(const struct engine *e)
+{
+    return e->plan->latent_silu ? LATENT_SILU : LATENT_IDENTITY;
+}
+
+/* The factor that is still to be applied to a site's latents; NULL: none. */
+static void *online_factor(const struct engine *e, enum plan_site site, int64_t layer)
+{
+    bool normed = site == SITE_QKV || site == SITE_GU;
+    return normed && e->plan->norm_online ? norm_factor(e, site, layer) : NULL;
+}
+
+int latent_activate(struct engine *e, const struct bundle *b, int64_t layer, bool again, struct error *err)
+{
+    const struct plan *p = e->plan;
+    void *Y = latent_y(e, b, layer), *z = latent_z(e, b, layer);
+    void *R = again ? NULL : online_factor(e, b->site, layer);
+    void *S = b->first == 0 ? R : NULL; /* R takes its place, for the bundles that follow */
+    bool crossing = crosses(e, layer);
+    if (crossing)
+        z = Y;
+    if (!again || Y != z)
+        e->k->latent_forward(e->ks, p->T, bundle_columns(e, b), p->d, p->norm_eps,
+                             crossing ? LATENT_IDENTITY : latent_activation(e), Y, S, R, z);
+    return crossing ? crossing_forward(e, b, layer, again, err) : ERR_OK;
+}
+
+int latent_gradient(struct engine *e, const struct bundle *b, int64_t layer, void *dz, struct error *err)
+{
+    void *R = online_factor(e, b->site, layer);
+    bool crossing = crosses(e, layer);
+    int rc = crossing_backward(e, b, layer, dz, err);
+    if (rc)
+        return rc;
+    e->k->latent_backward(e->ks, e->plan->T, bundle_columns(e, b), e->plan->d,
+                          crossing ? LATENT_IDENTITY : latent_activation(e), latent_y(e, b, layer), R, dz,
+                          R ? engine_buffer(e, BUF_K, 0) : NULL);
+    return ERR_OK;
+}
