@@ -63,7 +63,7 @@ def test_values_out_of_range_and_shapes_that_do_not_fit(c):
     submit_is_refused(c, INVALID, ["model.rank = -8", "1 to 1048576"], good.replace("rank: 8", "rank: -8"))
     submit_is_refused(c, INVALID, ["model.heads = 4", "not divisible by parallel.tp = 3", "1, 2, 4"],
                       good.replace("tp: 1", "tp: 3"))
-    submit_is_refused(c, INVALID, ["parallel.pp = 2", "not built"], good, "--set", "parallel.pp=2")
+    submit_is_refused(c, INVALID, ["resources.nodes = 2", "not built"], good, "--set", "resources.nodes=2", "--set", "parallel.tp=2")
     submit_is_refused(c, INVALID, ["run.steps", "is required"], good.replace("steps: 20", ""))
     submit_is_refused(c, INVALID, ["resources.device", "CUDA"], good, "--set", "resources.device=CUDA")
 
