@@ -137,7 +137,7 @@ static int write_lost_ends(struct agent_attempt *a, struct error *err)
                 buffer_clear(&tail);
         }
         seq++;
-        struct rank_end end = {
+        struct rank_exit end = {
             .rank = r->rank, .seq = seq, .wall_ns = clock_wall_ns(), .lost = true, .killed_by_us = a->kill};
         rc = rank_exit_write(a->start, &end, &tail, err);
         buffer_free(&tail);
