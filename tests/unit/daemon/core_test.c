@@ -531,8 +531,8 @@ static void hangs_and_refusals(void **state)
     world_free(w);
 }
 
-/* A disk too full to start on: tried again, then held, never the end of a job that has run for weeks. */
-static void a_full_disk_at_a_restart_ends_no_job(void **state)
+/* A disk that is full or away at a restart: tried again, then held, never the end of a job that has run for weeks. */
+static void a_disk_in_trouble_at_a_restart_ends_no_job(void **state)
 {
     (void)state;
     struct world *w = world_new();
@@ -557,7 +557,7 @@ static void a_full_disk_at_a_restart_ends_no_job(void **state)
         r.job = id;
         r.attempt = attempt;
         r.class_ = BOOST__EXIT_CLASS__VALUE__SPEC;
-        r.reason = REASON(DiskFull);
+        r.reason = attempt == 2 ? REASON(DataError) : REASON(DiskFull);
         r.text = (char *)(uintptr_t) "checkpoint directory /ckpt cannot be written: write: No space left on device";
         r.hint = (char *)(uintptr_t) "make room on that file system";
         m.body_case = BOOST__AGENT_MESSAGE__BODY_ATTEMPT_REFUSED;
@@ -1252,7 +1252,7 @@ int main(void)
         cmocka_unit_test(backoff_doubles_to_its_ceiling),
         cmocka_unit_test(the_rendezvous_names_who_is_missing),
         cmocka_unit_test(hangs_and_refusals),
-        cmocka_unit_test(a_full_disk_at_a_restart_ends_no_job),
+        cmocka_unit_test(a_disk_in_trouble_at_a_restart_ends_no_job),
         cmocka_unit_test(jobs_do_not_touch_each_other),
         cmocka_unit_test(damaged_ones_are_skipped_and_said),
         cmocka_unit_test(not_reaching_is_not_damage),
