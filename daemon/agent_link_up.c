@@ -91,6 +91,12 @@ static void fail(struct link_up *link, const char *why, const char *hint)
         link->ops->lost(link->ops->arg);
 }
 
+void link_up_again(struct link_up *link, const char *why)
+{
+    if (link_up_ready(link))
+        fail(link, why, NULL);
+}
+
 static void wait_and_retry(struct link_up *link)
 {
     link->state = LINK_WAITING;

@@ -137,7 +137,7 @@ static int write_lost_ends(struct agent_attempt *a, struct error *err)
                 buffer_clear(&tail);
         }
         seq++;
-        struct rank_end end = {
+        struct rank_exit end = {
             .rank = r->rank, .seq = seq, .wall_ns = clock_wall_ns(), .lost = true, .killed_by_us = a->kill};
         rc = rank_exit_write(a->start, &end, &tail, err);
         buffer_free(&tail);
@@ -332,10 +332,26 @@ static void report(struct agent_attempt *a)
         send_end(a);
 }
 
+/* One that another controller began. Ours knows of it only that it takes devices, from our Register: its end is told
+ * by another Register. All else is kept until its own controller is back. */
+static void poll_of_another(struct agent_attempt *a)
+{
+    if (a->state == ATTEMPT_ENDED)
+        return;
+    load_identities(a);
+    look_after_keeper(a);
+    if (a->state == ATTEMPT_ENDED)
+        link_up_again(a->agent->link, "an attempt of another controller has ended, which frees its devices");
+}
+
 void attempt_poll(struct agent_attempt *a)
 {
-    if (!attempt_is_ours(a) || a->busy)
+    if (a->busy)
         return; /* a thread or a process works on it and says when it is done */
+    if (!attempt_is_ours(a)) {
+        poll_of_another(a);
+        return;
+    }
     if (a->state != ATTEMPT_ENDED) {
         load_identities(a);
         look_after_keeper(a);

@@ -1,6 +1,7 @@
 /* The end of an attempt: all of it is over, its last checkpoint is in the registry or
  * given up, the job goes on to what comes next, and the agents are told to forget it. */
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -61,6 +62,9 @@ void attempt_close_anew(struct core *c, struct attempt *a)
 void attempt_say_end(struct core *c, struct job *job, int attempt)
 {
     double elapsed = job->run_s;
+    char last[64] = "no checkpoint";
+    if (job->checkpoint_step >= 0)
+        snprintf(last, sizeof last, "last checkpoint at step %" PRId64, job->checkpoint_step);
     switch (job->state) {
     case STATE(COMPLETED):
         add_event(c, job, attempt, NULL, "controller", "completed",
@@ -71,12 +75,10 @@ void attempt_say_end(struct core *c, struct job *job, int attempt)
         add_event(c, job, attempt, NULL, "controller", "failed", "%s", job->reason_text);
         break;
     case STATE(CANCELLED):
-        add_event(c, job, attempt, NULL, "controller", "cancelled", "%s; last checkpoint at step %" PRId64,
-                  job->reason_text, job->checkpoint_step);
+        add_event(c, job, attempt, NULL, "controller", "cancelled", "%s; %s", job->reason_text, last);
         break;
     case STATE(TIMEOUT):
-        add_event(c, job, attempt, NULL, "controller", "timeout", "%s; last checkpoint at step %" PRId64,
-                  job->reason_text, job->checkpoint_step);
+        add_event(c, job, attempt, NULL, "controller", "timeout", "%s; %s", job->reason_text, last);
         break;
     case STATE(HELD):
         add_event(c, job, attempt, NULL, "controller", "held", "%s", job->reason_text);

@@ -88,7 +88,7 @@ static int write_record(const char *path, const Boost__ExitRecord *record, struc
     return rc;
 }
 
-int rank_exit_write(const Boost__AttemptStart *start, const struct rank_end *end, const struct buffer *tail,
+int rank_exit_write(const Boost__AttemptStart *start, const struct rank_exit *end, const struct buffer *tail,
                     struct error *err)
 {
     char path[PATH_MAX], reserve[PATH_MAX], text[ERROR_TEXT];

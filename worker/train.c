@@ -338,6 +338,7 @@ static int finish(struct run *r, struct error *err)
     if (rc && r->stopped) {
         report_line(report, "rank %d: stopped at step %" PRId64 " without its checkpoint: %s", r->t->rank, r->at.step,
                     err->message);
+        error_clear(err);
         return ERR_OK;
     }
     if (rc)

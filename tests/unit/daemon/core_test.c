@@ -531,6 +531,50 @@ static void hangs_and_refusals(void **state)
     world_free(w);
 }
 
+/* A disk that is full or away at a restart: tried again, then held, never the end of a job that has run for weeks. */
+static void a_disk_in_trouble_at_a_restart_ends_no_job(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    say_step(w, a, x, 20);
+    say_checkpoint(w, a, x, 20);
+    say_end_of(w, a, x, 0, (struct end){.signal = 9});
+    pump(w);
+    for (int attempt = 2; attempt <= 4; attempt++) {
+        for (int i = 0; i < 400 && job_of(w, id)->state == STATE(RECOVERING); i++)
+            advance(w, 250);
+        assert_state(w, id, STARTING);
+        x = newest(w, a, id);
+        x->alive = false;
+        x->forgotten = true;
+        Boost__AttemptRefused r = BOOST__ATTEMPT_REFUSED__INIT;
+        Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
+        r.has_job = r.has_attempt = r.has_class_ = r.has_reason = 1;
+        r.job = id;
+        r.attempt = attempt;
+        r.class_ = BOOST__EXIT_CLASS__VALUE__SPEC;
+        r.reason = attempt == 2 ? REASON(DataError) : REASON(DiskFull);
+        r.text = (char *)(uintptr_t) "checkpoint directory /ckpt cannot be written: write: No space left on device";
+        r.hint = (char *)(uintptr_t) "make room on that file system";
+        m.body_case = BOOST__AGENT_MESSAGE__BODY_ATTEMPT_REFUSED;
+        m.attempt_refused = &r;
+        say(w, "n1", &m);
+        pump(w);
+    }
+    assert_state(w, id, HELD);
+    assert_int_equal(job_of(w, id)->restarts_used, 0);
+    assert_says(job_of(w, id)->reason_text, "release with: boostctl release");
+    assert_says(job_of(w, id)->reason_text, "make room on that file system");
+    assert_int_equal(control(w, RELEASE, id, false), ERR_OK);
+    advance(w, 1000);
+    assert_int_equal(newest(w, a, id)->from_step, 20);
+    world_free(w);
+}
+
 /* One failing job never disturbs another. */
 static void jobs_do_not_touch_each_other(void **state)
 {
@@ -1208,6 +1252,7 @@ int main(void)
         cmocka_unit_test(backoff_doubles_to_its_ceiling),
         cmocka_unit_test(the_rendezvous_names_who_is_missing),
         cmocka_unit_test(hangs_and_refusals),
+        cmocka_unit_test(a_disk_in_trouble_at_a_restart_ends_no_job),
         cmocka_unit_test(jobs_do_not_touch_each_other),
         cmocka_unit_test(damaged_ones_are_skipped_and_said),
         cmocka_unit_test(not_reaching_is_not_damage),

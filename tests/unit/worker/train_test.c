@@ -182,6 +182,31 @@ static void sigterm_stops_after_a_checkpoint(void **state)
     }
 }
 
+/* Stopping was asked for, and is done: that the checkpoint cannot be written is told, and no failure of the rank. */
+static void sigterm_stops_without_a_checkpoint_too(void **state)
+{
+    (void)state;
+    int out;
+    char file[160], set_dir[200];
+    struct error err;
+    snprintf(file, sizeof file, "%s/file", dir);
+    assert_int_equal(fs_write_atomic(file, "x", 1, 0644, &err), 0);
+    snprintf(set_dir, sizeof set_dir, "checkpoint.dir=%s/below", file);
+    const char *const set[] = {"run.steps=100000", "checkpoint.every_steps=0", set_dir};
+    pid_t pid = tiny_job_start(dir, run, NULL, set, 3, &out);
+    wait_for(out, "step 30/");
+    kill(pid, SIGTERM);
+    const char *text = rest_of(out);
+    assert_int_equal(tiny_job_end(pid), 0);
+    assert_non_null(strstr(text, "without its checkpoint"));
+    for (int rank = 0; rank < TP; rank++) {
+        Boost__DoneRecord *d = done_of(rank);
+        assert_int_equal(d->why, BOOST__DONE_RECORD__WHY__STOPPED);
+        assert_null(d->error);
+        boost__done_record__free_unpacked(d, NULL);
+    }
+}
+
 static void the_control_page_stops_and_checkpoints(void **state)
 {
     (void)state;
@@ -362,6 +387,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(records_say_what_is_on_disk, set_up, tear_down),
         cmocka_unit_test_setup_teardown(log_every_and_eval_every, set_up, tear_down),
         cmocka_unit_test_setup_teardown(sigterm_stops_after_a_checkpoint, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(sigterm_stops_without_a_checkpoint_too, set_up, tear_down),
         cmocka_unit_test_setup_teardown(the_control_page_stops_and_checkpoints, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_slow_writer_postpones_and_keeps_the_rate, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_failing_disk_stops_nothing_but_the_end, set_up, tear_down),
