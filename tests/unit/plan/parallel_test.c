@@ -178,6 +178,18 @@ static void memory_of_stages_and_replicas(void **state)
     plan_memory(&whole, &b, &most);
     assert_true(first.bytes[MEM_SAVED] == 2 * last.bytes[MEM_SAVED]); /* two layers each, two slots and one */
     assert_true(most.total == (first.total > last.total ? first.total : last.total));
+    for (int pp = 1; pp <= 7; pp++)
+        for (int tied = 0; tied < 2; tied++) {
+            struct plan_memory one;
+            int64_t largest = 0;
+            plan_for(&whole, 7, 2, 1, pp, tied, 0);
+            for (int s = 0; s < pp; s++) {
+                plan_stage_memory(&whole, s, &b, &one);
+                largest = one.total > largest ? one.total : largest;
+            }
+            plan_memory(&whole, &b, &most);
+            assert_true(most.total == largest);
+        }
 }
 
 /* Written out once more: Td/t over each border for each micro-batch, the local parameters over dp once. */
