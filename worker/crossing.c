@@ -18,12 +18,6 @@ static void *sums_of(const struct engine *e, const struct bundle *b, int64_t lay
     return (char *)engine_buffer(e, BUF_SUM_QKV + b->site, layer) + skipped;
 }
 
-/* Parameters of a bundle's first branch, of which each branch has `each` elements; none of none. */
-static struct param param_of(const struct engine *e, const struct bundle *b, const struct param *p, int64_t each)
-{
-    return p->weight ? param_at(e, p, b->first * each) : *p;
-}
-
 static struct crossing shape_of(const struct engine *e, const struct bundle *b)
 {
     return (struct crossing){.rows = e->plan->T * b->count,
@@ -48,8 +42,8 @@ int crossing_forward(struct engine *e, const struct bundle *b, int64_t layer, bo
     const struct site_params *site = &e->layers[layer].site[b->site];
     int64_t l = e->w.latent;
     struct crossing c = shape_of(e, b);
-    struct param gain = param_of(e, b, &site->cross_gain, l), bias = param_of(e, b, &site->cross_bias, l);
-    struct param gate_bias = param_of(e, b, &site->gate_bias, l);
+    struct param gain = bundle_param(e, b, &site->cross_gain, l), bias = bundle_param(e, b, &site->cross_bias, l);
+    struct param gate_bias = bundle_param(e, b, &site->gate_bias, l);
     void *u = bundle_part(e, BUF_U_QKV, b, layer, l), *sums = sums_of(e, b, layer);
     struct gated gated;
     int rc = gate_forward(e, b, layer, again, &gated, err);
@@ -68,8 +62,8 @@ int crossing_backward(struct engine *e, const struct bundle *b, int64_t layer, v
     const struct site_params *site = &e->layers[layer].site[b->site];
     int64_t l = e->w.latent;
     struct crossing c = shape_of(e, b);
-    struct param gain = param_of(e, b, &site->cross_gain, l), bias = param_of(e, b, &site->cross_bias, l);
-    struct param gate_bias = param_of(e, b, &site->gate_bias, l);
+    struct param gain = bundle_param(e, b, &site->cross_gain, l), bias = bundle_param(e, b, &site->cross_bias, l);
+    struct param gate_bias = bundle_param(e, b, &site->gate_bias, l);
     if (!e->plan->lax)
         return ERR_OK;
     void *u = bundle_part(e, BUF_U_QKV, b, layer, l), *sums = sums_of(e, b, layer);

@@ -43,7 +43,7 @@ struct step_result {
     bool stop, checkpoint, busy; /* agreed by all ranks */
 };
 /* Forward and backward of plan->accumulation micro-batches, agreement, update. `progress` (may be
- * NULL) is called after each micro-batch's backward. */
+ * NULL) is called after each micro-batch; in a pipeline after its forward and after its backward. */
 MUST_USE int engine_step(struct engine *e, const struct micro_batch *micro, const struct step_request *request,
                          struct step_result *result, void (*progress)(void *arg), void *arg, struct error *err);
 

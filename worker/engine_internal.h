@@ -1,5 +1,4 @@
-/* Private to the engine's files: engine.c, init.c, step.c, block.c, norm.c, latent.c, linear.c, edges.c and the
- * strategies. */
+/* Private to the engine's files. */
 #ifndef BOOST_WORKER_ENGINE_INTERNAL_H
 #define BOOST_WORKER_ENGINE_INTERNAL_H
 
@@ -162,6 +161,8 @@ struct bundle bundle_at(const struct engine *e, enum plan_site site, int i);
 int64_t bundle_columns(const struct engine *e, const struct bundle *b);
 /* Its part of the buffer of its site, of the four that begin with `first`, with `width` columns a branch. */
 void *bundle_part(const struct engine *e, enum plan_buffer first, const struct bundle *b, int64_t layer, int64_t width);
+/* Parameters of a bundle, of which each branch of the site has `each` elements; none where the site has none. */
+struct param bundle_param(const struct engine *e, const struct bundle *b, const struct param *p, int64_t each);
 /* Its A: rows of the site's. */
 struct param bundle_down(const struct engine *e, const struct bundle *b, int64_t layer);
 /* Its part of the site's latents before and behind the activation. */

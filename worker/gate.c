@@ -5,12 +5,6 @@
  * Where latents are cut (VANILLA) p is gathered. worker/README.md, "Latent crossing". */
 #include "worker/engine_internal.h"
 
-/* Parameters of a bundle's first branch, of which each branch has `each` elements. */
-static struct param param_of(const struct engine *e, const struct bundle *b, const struct param *p, int64_t each)
-{
-    return param_at(e, p, b->first * each);
-}
-
 /* Latents [T, c l] of all ranks as one [T, c r] tensor. */
 static int gather(struct engine *e, const struct bundle *b, const void *part, void *whole, const char *what,
                   struct error *err)
@@ -26,7 +20,7 @@ static int gather(struct engine *e, const struct bundle *b, const void *part, vo
 static void linear_forward(struct engine *e, const struct bundle *b, int64_t layer, const void *p, struct gated *out)
 {
     int64_t r = e->plan->r, l = e->w.latent;
-    struct param W = param_of(e, b, &e->layers[layer].site[b->site].gate, l * r);
+    struct param W = bundle_param(e, b, &e->layers[layer].site[b->site].gate, l * r);
     void *G = engine_buffer(e, BUF_GATE, 0);
     struct gemm g = {.m = e->plan->T,
                      .n = l,
@@ -49,7 +43,7 @@ static int linear_backward(struct engine *e, const struct bundle *b, int64_t lay
 {
     int64_t T = e->plan->T, r = e->plan->r, l = e->w.latent, c = b->count;
     int parts = e->cut->latent ? e->plan->tp : 1;
-    struct param W = param_of(e, b, &e->layers[layer].site[b->site].gate, l * r);
+    struct param W = bundle_param(e, b, &e->layers[layer].site[b->site].gate, l * r);
     struct gemm weight = {.m = l,
                           .n = r,
                           .k = T,
@@ -94,8 +88,9 @@ static struct tensor_gate tensor_of(const struct engine *e, const struct bundle 
     const struct site_params *site = &e->layers[layer].site[b->site];
     int64_t elements = e->plan->T * e->plan->r;
     plan_gate_shape(e->plan->r, &t.m, &t.n);
-    t.right = param_at(e, &site->gate, (b->first + j) * t.n * t.n);
-    t.left = param_at(e, &site->gate_left, (b->first + j) * t.m * t.m);
+    struct bundle one = {b->site, b->first + (int)j, 1};
+    t.right = bundle_param(e, &one, &site->gate, t.n * t.n);
+    t.left = bundle_param(e, &one, &site->gate_left, t.m * t.m);
     t.P = engine_buffer(e, BUF_TENSOR, 0);
     t.M = act_at(e, t.P, elements);
     t.G = act_at(e, t.M, elements);

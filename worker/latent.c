@@ -22,9 +22,14 @@ void *bundle_part(const struct engine *e, enum plan_buffer first, const struct b
     return act_at(e, engine_buffer(e, first + b->site, layer), e->plan->T * b->first * width);
 }
 
+struct param bundle_param(const struct engine *e, const struct bundle *b, const struct param *p, int64_t each)
+{
+    return p->weight ? param_at(e, p, b->first * each) : *p;
+}
+
 struct param bundle_down(const struct engine *e, const struct bundle *b, int64_t layer)
 {
-    return param_at(e, &e->layers[layer].site[b->site].down, b->first * e->w.latent * e->w.in[b->site]);
+    return bundle_param(e, b, &e->layers[layer].site[b->site].down, e->w.latent * e->w.in[b->site]);
 }
 
 void *latent_y(const struct engine *e, const struct bundle *b, int64_t layer)

@@ -99,11 +99,12 @@ static int micro_batches(struct engine *e, const struct micro_batch *micro, int6
                 rc = loss(e, sum, true, err);
         } else if (!rc && next.kind == WORK_BACKWARD) {
             rc = backward(e, &micro[next.micro], next.micro == n - 1, err);
-            if (!rc && progress)
-                progress(arg);
         }
         if (rc)
             return rc;
+        /* In a pipeline the backward of a micro-batch may be long after its forward. */
+        if (progress && (next.kind == WORK_BACKWARD || (next.kind == WORK_FORWARD && e->plan->pp > 1)))
+            progress(arg);
         done = next;
     }
     return data_parallel_join_tables(e, err); /* the first stage comes last: not before its gradient is sent */

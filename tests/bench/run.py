@@ -132,10 +132,21 @@ def metric_rows(c, job):
     return c.json("metrics", job)["metrics"]
 
 
+# ---- elements over tp ------------------------------------------------------------
+
+
+def bench_elements(build):
+    """A layer of LLaMA-7B, tp 4, four sequences: counted by the engine, beside the closed form. Nothing is timed."""
+    out = subprocess.run([build / "bench" / "elements_bench"], check=True, capture_output=True, text=True, timeout=120)
+    return [line(f"elements_7b_{name}", counted, "elements/layer", peer="closed form", peer_value=formula,
+                 ratio=counted / formula) for name, (counted, formula) in json.loads(out.stdout).items()]
+
+
 BENCHES = [
     (("submit_p50_ms", "submit_p99_ms", "submits_per_s"), bench_submit),
     (("first_step_s",), bench_first_step),
     (("demo_tok_s_tp1", "demo_tok_s_tp2"), bench_demo),
+    (tuple(f"elements_7b_{way}_{s}" for s in ("full", "vanilla", "btp") for way in ("fwd", "fwdbwd")), bench_elements),
 ]
 
 

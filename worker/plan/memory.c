@@ -250,10 +250,13 @@ void plan_stage_memory(const struct plan *p, int stage, const struct plan_backen
 
 void plan_memory(const struct plan *p, const struct plan_backend *b, struct plan_memory *out)
 {
+    /* The embedding is on the first stage, the head on the last; of those between, none has more layers or more
+     * micro-batches under way than the second. */
+    const int stages[] = {1, p->pp - 1};
     plan_stage_memory(p, 0, b, out);
-    for (int stage = 1; stage < p->pp; stage++) {
+    for (int i = 0; i < 2 && p->pp > 1; i++) {
         struct plan_memory m;
-        plan_stage_memory(p, stage, b, &m);
+        plan_stage_memory(p, stages[i], b, &m);
         if (m.total > out->total)
             *out = m;
     }

@@ -269,7 +269,8 @@ static void describe(const struct plan *p, int rank, int64_t i, struct plan_tens
     bool edge = t->role == ROLE_EMBEDDING || t->role == ROLE_HEAD;
     if (edge)
         t->init_std = plain_std;
-    t->decay = edge ? p->decay_embeddings : t->rows > 1; /* gains and biases never */
+    bool drawn = t->init == INIT_NORMAL || t->init == INIT_UNIFORM; /* gains and biases are not, and never decay */
+    t->decay = edge ? p->decay_embeddings : drawn;
     /* A slice has one owner; of a tensor that all ranks hold whole it is the first. */
     t->counted = tp_rank == 0 || t->nrows < t->rows || t->ncols < t->cols;
 }

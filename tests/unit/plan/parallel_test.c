@@ -123,6 +123,27 @@ static void buckets_and_owners(void **state)
     }
 }
 
+/* A job on one node takes tp * pp * dp devices of it. */
+static void devices_follow_the_degrees(void **state)
+{
+    (void)state;
+    struct job j;
+    struct error err = {0};
+    struct plan_machine machine = {0};
+    Boost__JobSpec *out;
+    job_open(&j);
+    Boost__Parallel *par = j.spec->parallel;
+    par->has_dp = par->has_pp = 1;
+    par->dp = 2;
+    par->pp = 3;
+    assert_int_equal(plan_resolve(j.spec, &machine, &out, &err), 0);
+    assert_int_equal(out->resources->devices_per_node, 12);
+    assert_int_equal(out->parallel->zero, 0);
+    assert_int_equal(out->parallel->bucket_mib, 64);
+    boost__job_spec__free_unpacked(out, NULL);
+    job_close(&j);
+}
+
 static void writers_of_what_several_ranks_hold(void **state)
 {
     (void)state;
@@ -157,6 +178,18 @@ static void memory_of_stages_and_replicas(void **state)
     plan_memory(&whole, &b, &most);
     assert_true(first.bytes[MEM_SAVED] == 2 * last.bytes[MEM_SAVED]); /* two layers each, two slots and one */
     assert_true(most.total == (first.total > last.total ? first.total : last.total));
+    for (int pp = 1; pp <= 7; pp++)
+        for (int tied = 0; tied < 2; tied++) {
+            struct plan_memory one;
+            int64_t largest = 0;
+            plan_for(&whole, 7, 2, 1, pp, tied, 0);
+            for (int s = 0; s < pp; s++) {
+                plan_stage_memory(&whole, s, &b, &one);
+                largest = one.total > largest ? one.total : largest;
+            }
+            plan_memory(&whole, &b, &most);
+            assert_true(most.total == largest);
+        }
 }
 
 /* Written out once more: Td/t over each border for each micro-batch, the local parameters over dp once. */
@@ -193,6 +226,7 @@ int main(void)
         cmocka_unit_test(ranks_count_in_one_way),
         cmocka_unit_test(stages_share_the_model_out),
         cmocka_unit_test(buckets_and_owners),
+        cmocka_unit_test(devices_follow_the_degrees),
         cmocka_unit_test(writers_of_what_several_ranks_hold),
         cmocka_unit_test(memory_of_stages_and_replicas),
         cmocka_unit_test(counts_of_borders_and_replicas),

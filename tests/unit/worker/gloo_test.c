@@ -90,8 +90,11 @@ static int groups_body(struct comms *comms, int to_test)
     const struct {
         struct comm *c;
         double sum;
-    } groups[] = {{&comms->world, 28}, {&comms->tp, 2 * rank - 2 * tp + 1}, {&comms->dp, 2 * rank - 4 * dp + 2},
-                  {&comms->pp, 2 * rank - 8 * pp + 4}, {&comms->ends, 2 * rank - 8 * pp + 4}};
+    } groups[] = {{&comms->world, 28},
+                  {&comms->tp, 2 * rank - 2 * tp + 1},
+                  {&comms->dp, 2 * rank - 4 * dp + 2},
+                  {&comms->pp, 2 * rank - 8 * pp + 4},
+                  {&comms->ends, 2 * rank - 8 * pp + 4}};
     for (int i = 0; i < 5; i++) {
         double x = rank;
         struct comm_segment s = {&x, 1, DTYPE_F64};
@@ -122,13 +125,15 @@ static int exchange_body(struct comms *comms, int to_test)
             up[i] = (float)(rank * 10000 + turn * 1000 + i);
         for (int i = 0; i < 70000; i++)
             down[i] = (float)(rank + turn * 100000 + i);
-        struct comm_segment s[] = {{up, 400, DTYPE_F32}, {up + 400, 600, DTYPE_F32}, {down, 70000, DTYPE_F32},
-                                   {from_left, 400, DTYPE_F32}, {from_left + 400, 600, DTYPE_F32},
-                                   {from_right, 70000, DTYPE_F32}};
+        struct comm_segment s[] = {
+            {up, 400, DTYPE_F32},        {up + 400, 600, DTYPE_F32},        {down, 70000, DTYPE_F32},
+            {from_left, 400, DTYPE_F32}, {from_left + 400, 600, DTYPE_F32}, {from_right, 70000, DTYPE_F32}};
         struct comm_message to_right = {rank + 1, s, 2, PASS_FORWARD}, to_left = {rank - 1, s + 2, 1, PASS_BACKWARD};
-        struct comm_message of_left = {rank - 1, s + 3, 2, PASS_FORWARD}, of_right = {rank + 1, s + 5, 1, PASS_BACKWARD};
+        struct comm_message of_left = {rank - 1, s + 3, 2, PASS_FORWARD},
+                            of_right = {rank + 1, s + 5, 1, PASS_BACKWARD};
         CHECK(!comm_exchange(&comms->pp, NULL, rank < last ? &to_right : NULL, rank > 0 ? &of_left : NULL, "up", &err));
-        CHECK(!comm_exchange(&comms->pp, NULL, rank > 0 ? &to_left : NULL, rank < last ? &of_right : NULL, "down", &err));
+        CHECK(
+            !comm_exchange(&comms->pp, NULL, rank > 0 ? &to_left : NULL, rank < last ? &of_right : NULL, "down", &err));
         for (int i = 0; i < 1000 && rank > 0; i++)
             CHECK(from_left[i] == (float)((rank - 1) * 10000 + turn * 1000 + i));
         for (int i = 0; i < 70000 && rank < last; i++)
@@ -166,8 +171,8 @@ static int segments_body(struct comms *comms, int to_test)
         apart[i] = (float)value(comms->world.rank, i);
     for (int i = 0; i < 3; i++)
         wide[i] = value(comms->world.rank, i);
-    struct comm_segment s[] = {{joined, 20, DTYPE_F32}, {joined + 20, 30, DTYPE_F32}, {apart, 7, DTYPE_F32},
-                               {wide, 3, DTYPE_F64}};
+    struct comm_segment s[] = {
+        {joined, 20, DTYPE_F32}, {joined + 20, 30, DTYPE_F32}, {apart, 7, DTYPE_F32}, {wide, 3, DTYPE_F64}};
     comms->tp.pass = PASS_BACKWARD;
     CHECK(!comm_all_reduce(&comms->tp, NULL, s, 4, COMM_SUM, "test", &err));
     for (int i = 0; i < 50; i++)
@@ -300,6 +305,61 @@ static int reduce_until_error(struct comms *comms, int to_test)
     }
 }
 
+/* A chain that passes messages up for ever, with an answer down. */
+static int exchange_until_error(struct comms *comms, int to_test)
+{
+    enum { N = 50000 };
+    static float up[N], down[N], from_left[N], from_right[N];
+    struct comm *c = &comms->pp;
+    struct comm_segment s[] = {
+        {up, N, DTYPE_F32}, {down, N, DTYPE_F32}, {from_left, N, DTYPE_F32}, {from_right, N, DTYPE_F32}};
+    struct comm_message to_right = {c->rank + 1, &s[0], 1, PASS_FORWARD},
+                        to_left = {c->rank - 1, &s[1], 1, PASS_BACKWARD};
+    struct comm_message of_left = {c->rank - 1, &s[2], 1, PASS_FORWARD},
+                        of_right = {c->rank + 1, &s[3], 1, PASS_BACKWARD};
+    bool first = c->rank == 0, last = c->rank == c->size - 1;
+    struct error err;
+    error_clear(&err);
+    for (int turn = 0;; turn++) {
+        int rc = comm_exchange(c, NULL, last ? NULL : &to_right, first ? NULL : &of_left, "stage border", &err);
+        if (!rc)
+            rc = comm_exchange(c, NULL, first ? NULL : &to_left, last ? NULL : &of_right, "stage border", &err);
+        if (rc) {
+            dprintf(to_test, "%s %s", error_code_name((enum error_code)rc), err.message);
+            return 0;
+        }
+        if (turn == 3)
+            CHECK(write(to_test, "runs", 4) == 4);
+    }
+}
+
+/* Whoever dies in a pipeline is named on every stage, not the neighbour that gave up because of it. */
+static void a_killed_stage_is_named_by_all(void **state)
+{
+    (void)state;
+    for (int victim = 0; victim < 4; victim++) {
+        struct world w;
+        struct comm_layout layout = {.tp = 1, .dp = 1, .pp = 4};
+        start_layout(&w, 4, &layout, 20000, exchange_until_error);
+        for (int i = 0; i < 4; i++)
+            await_text(&w, i, "runs");
+        kill(w.pids[victim], SIGKILL);
+        char name[32];
+        snprintf(name, sizeof name, "lost rank %d", victim);
+        for (int i = 0; i < 4; i++) {
+            char text[1024];
+            if (i == victim)
+                continue;
+            collect(&w, i, text, sizeof text);
+            if (strncmp(text, "PEER_LOST ", 10) || !strstr(text, name) || !strstr(text, "stage border"))
+                fail_msg("rank %d says: %s", i, text);
+            assert_int_equal(ended(&w, i), 0);
+        }
+        assert_int_equal(ended(&w, victim), -SIGKILL);
+        stop(&w);
+    }
+}
+
 /* T24: kill -9 of one rank during all-reduce. */
 static void a_killed_rank_is_named(int size, int victim)
 {
@@ -419,6 +479,7 @@ int main(void)
         cmocka_unit_test(reduce_scatter_and_all_gather_agree),
         cmocka_unit_test(sums_repeat_bit_for_bit),
         cmocka_unit_test(a_killed_rank_is_named_by_all),
+        cmocka_unit_test(a_killed_stage_is_named_by_all),
         cmocka_unit_test(a_stopped_rank_runs_into_the_deadline),
         cmocka_unit_test(a_rank_that_never_comes_is_named),
         cmocka_unit_test(latency),

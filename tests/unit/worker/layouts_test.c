@@ -215,9 +215,12 @@ static void compare(const char *layout, struct result *a, struct result *b, int 
 static const char *layout_text(const struct tiny *c, char out[200])
 {
     snprintf(out, 200,
-             "tp %d dp %d pp %d zero %d %s%s%s, V %d, %d layers, %d heads for %d, %d micro-batches, buckets of %lld",
-             c->tp, c->dp, c->pp, c->zero, c->way.name, c->tied ? " tied" : "", c->fp64 ? "" : " fp32", c->V, c->L,
-             c->hk, c->h, c->global / c->micro / c->dp, (long long)c->bucket_bytes);
+             "tp %d dp %d pp %d zero %d %s%s%s%s, V %d, %d layers, %d heads for %d, %d micro-batches, buckets of %lld",
+             c->tp, c->dp, c->pp, c->zero, c->way.name, c->tied ? " tied" : "",
+             c->recompute == LOW_RANK ? " LOW_RANK"
+             : c->recompute == LAYER  ? " LAYER"
+                                      : "",
+             c->fp64 ? "" : " fp32", c->V, c->L, c->hk, c->h, c->global / c->micro / c->dp, (long long)c->bucket_bytes);
     return out;
 }
 
@@ -255,6 +258,7 @@ static void equals_one_rank(const struct tiny *c, bool processes)
     alone.tp = alone.dp = alone.pp = 1;
     alone.zero = 0;
     alone.bucket_bytes = 0;
+    alone.recompute = 0;
     alone.fp64 = true;
     layout_text(c, text);
     /* Before any step: the same weights to the bit, and a loss that is that of guessing. Logits have a spread of
@@ -302,13 +306,14 @@ static struct tiny base(void)
 
 /* ---- a list that covers every pair of values of two factors ---- */
 
-enum factor { WAY, TP, DP, PP, ZERO, TIED, HEADS, BUCKETS, BATCHES, VOCABULARY, FACTORS, MAX_VALUES = 64 };
-static const int values[FACTORS] = {TINY_WAYS, 3, 3, 3, 2, 2, 2, 2, 3, 2};
+enum factor { WAY, RECOMPUTE, TP, DP, PP, ZERO, TIED, HEADS, BUCKETS, BATCHES, VOCABULARY, FACTORS, MAX_VALUES = 64 };
+static const int values[FACTORS] = {TINY_WAYS, 3, 3, 3, 3, 2, 2, 2, 2, 3, 2};
 
 static struct tiny cell(const int x[FACTORS])
 {
     struct tiny c = base();
     c.way = tiny_ways[x[WAY]];
+    c.recompute = (int[]){0, LOW_RANK, LAYER}[x[RECOMPUTE]];
     c.tp = 1 << x[TP];
     c.dp = 1 << x[DP];
     c.pp = 1 << x[PP];
@@ -325,7 +330,7 @@ static bool is_legal(const int x[FACTORS])
 {
     struct tiny c = cell(x);
     return c.hk % c.tp == 0 && (!c.zero || c.dp > 1) && (!c.bucket_bytes || c.dp > 1) &&
-           c.tp * c.dp * c.pp <= MAX_WORLD;
+           (c.recompute != LOW_RANK || c.way.factorization != FULL_RANK) && c.tp * c.dp * c.pp <= MAX_WORLD;
 }
 
 typedef bool pairs[FACTORS][MAX_VALUES][FACTORS][MAX_VALUES];

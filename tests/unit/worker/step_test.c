@@ -291,7 +291,9 @@ static int decays(struct engine *e, int rank, void *arg, struct error *err)
         engine_tensor(e, i, STATE_WEIGHT, &w);
         engine_tensor(e, i, STATE_GRAD, &g);
         bool edge = w.tensor.role == ROLE_EMBEDDING || w.tensor.role == ROLE_HEAD;
-        double decay = w.tensor.role == ROLE_GAIN || (edge && !d->embeddings) ? 0 : d->c.decay;
+        bool offset = strstr(w.tensor.name, "norm") || strstr(w.tensor.name, "cross.gain") ||
+                      strstr(w.tensor.name, "cross.bias") || strstr(w.tensor.name, "cross.b");
+        double decay = offset || (edge && !d->embeddings) ? 0 : d->c.decay;
         for (int64_t k = 0; k < w.tensor.nrows * w.tensor.ncols; k++, at++) {
             /* First update: m/bias1 = g, v/bias2 = g^2, g being clipped and of the mean loss. */
             double clip = result.grad_norm > d->c.clip ? d->c.clip / result.grad_norm : 1;
@@ -368,12 +370,14 @@ static void the_norm_is_of_all_tensors(void **state)
 static void decay_is_for_factors_only(void **state)
 {
     (void)state;
-    for (int i = 0; i < 4; i++) {
-        struct decaying d = {.c = tiny_default, .embeddings = i & 1};
+    for (int i = 0; i < TINY_WAYS; i++) {
+        struct decaying d = {.c = tiny_of(i), .embeddings = i & 1};
         struct plan p;
         d.c.tied = i & 2;
         d.c.decay = 0.5;
         d.c.clip = 0.1;
+        if (d.c.way.gate != TENSOR && i % 3 == 0 && d.c.way.strategy == BTP)
+            d.c.r = 1; /* factors of one row are no gains */
         tiny_plan(&d.c, &p);
         p.decay_embeddings = d.embeddings;
         tiny_run(&p, 1, decays, &d, NULL);

@@ -290,6 +290,9 @@ static inline void tiny_randomize(struct engine *e, uint64_t seed)
         engine_tensor(e, i, STATE_WEIGHT, &t);
         const struct plan_tensor *p = &t.tensor;
         uint64_t key = init_key(seed, p->name);
+        bool whole = t.device != NULL; /* else, under zero 1, this replica's part of the master */
+        int64_t first = whole ? 0 : t.first, count = whole ? p->nrows * p->ncols : t.count;
+        t.device = whole ? t.device : t.own;
         for (int64_t row = 0; row < p->nrows; row++)
             for (int64_t col = 0; col < p->ncols; col++) {
                 double x;
@@ -303,7 +306,9 @@ static inline void tiny_randomize(struct engine *e, uint64_t seed)
                          : p->role == ROLE_HEAD    ? 0.3
                          : p->role == ROLE_DENSE   ? 0.4
                                                    : 1.5 * p->init_std;
-                tiny_put(&t, row * p->ncols + col, (double)(float)x);
+                int64_t at = row * p->ncols + col - first;
+                if (at >= 0 && at < count)
+                    tiny_put(&t, at, (double)(float)x);
             }
     }
     struct error err;

@@ -12,9 +12,15 @@ struct task {
     int special; /* the rank that differs */
 };
 
+static void count(void *arg)
+{
+    ++*(int *)arg;
+}
+
 static int step(struct engine *e, int rank, const struct task *t, const struct step_request *request,
                 struct step_result *result, struct error *err)
 {
+    int progress = 0;
     struct plan p;
     struct tiny_batch b[4];
     struct micro_batch micro[4];
@@ -23,7 +29,10 @@ static int step(struct engine *e, int rank, const struct task *t, const struct s
         tiny_batch(&t->c, (m * p.dp + plan_dp_rank(&p, rank)) * t->c.micro, 0, &b[m]);
         micro[m] = b[m].micro;
     }
-    return engine_step(e, micro, request, result, NULL, NULL, err);
+    int rc = engine_step(e, micro, request, result, count, &progress, err);
+    if (!rc)
+        REQUIRE(progress == 2 * p.accumulation); /* each forward, each backward */
+    return rc;
 }
 
 /* All state that this rank has, summed in a way that sees any change. */
