@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # time limit: 180 s
 """boostd alone, without an agent: start and stop, what peers may send, what survives kill -9."""
-import os, socket, struct, subprocess, threading, time
+import os, shutil, socket, struct, subprocess, threading, time
 
 from harness import BIN, Cluster, Skip, run, tiny_job, wait_until
 from wire import (BROKEN, EVENTS, FAILURE, HEARTBEAT_ACK, LIST, PING, REFUSED, REGISTERED, SUBMIT, UNKNOWN, Wire, agent_hello,
@@ -393,6 +393,30 @@ def test_sigterm_with_open_followers():
             assert c.boostd.terminate() == 0
             assert time.monotonic() - start < 5 and w.ended()
         c.start_boostd()
+
+
+def test_sigterm_while_a_directory_service_hangs():
+    """The look-up of a user's name is a thread that nothing can end: boostd ends without it."""
+    cc = shutil.which("cc")
+    if not cc:
+        raise Skip("no compiler for the library that hangs")
+    with Cluster(agents=0, start=False) as c:
+        (c.dir / "hang.c").write_text("#include <fcntl.h>\n#include <unistd.h>\n"
+                                      "int getpwuid_r(void) { close(open(HERE, O_CREAT | O_WRONLY, 0600)); for (;;) pause(); }\n")
+        here = c.dir / "asked"
+        subprocess.run([cc, "-shared", "-fPIC", f'-DHERE="{here}"', "-o", c.dir / "hang.so", c.dir / "hang.c"], check=True)
+        c.env["LD_PRELOAD"] = str(c.dir / "hang.so")
+        c.start_boostd()
+        del c.env["LD_PRELOAD"]
+        client = c.popen_ctl("ping")
+        wait_until(here.exists, what="the look-up begins")
+        start = time.monotonic()
+        assert c.boostd.terminate() == 0
+        assert 1 < time.monotonic() - start < 15
+        client.kill()
+        client.wait()
+        c.start_boostd()
+        assert c.ok("ping")
 
 
 def test_list_in_pages_with_filters():
