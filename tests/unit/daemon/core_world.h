@@ -652,7 +652,7 @@ HELPER void on_stop(struct world *w, struct fake_agent *a, const Boost__StopAtte
         return;
     }
     x->terms++;
-    if (!a->obeys_term || !x->alive || s->no_checkpoint)
+    if (!a->obeys_term || !x->alive)
         return;
     say_step(w, a, x, x->step + 1);
     say_checkpoint(w, a, x, x->step);
