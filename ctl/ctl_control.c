@@ -31,6 +31,12 @@ static int print_results(struct ctl *ctl, const Boost__ControlReply *r)
             client_failure(one->failure, &err);
             int got = ctl_fail(&err);
             code = code ? code : got;
+            json_t *failed = json_object();
+            json_put(failed, "ref", json_text(one->ref));
+            json_put(failed, "error", json_text(err.message));
+            if (*err.hint)
+                json_put(failed, "hint", json_text(err.hint));
+            json_array_append_new(list, failed);
             continue;
         }
         json_t *o = json_object();
@@ -131,6 +137,15 @@ static bool wants_help(int argc, char **argv, const char *usage)
     return true;
 }
 
+static void say_health(const char *so, const char *trouble)
+{
+    if (!trouble)
+        return;
+    printf("%s: ", so);
+    print_safe(stdout, trouble);
+    putchar('\n');
+}
+
 int verb_ping(struct ctl *ctl, int argc, char **argv)
 {
     if (wants_help(argc, argv, "boostctl ping"))
@@ -151,6 +166,10 @@ int verb_ping(struct ctl *ctl, int argc, char **argv)
         json_put(o, "up_s", json_number(reply->ping->up_s));
         json_put(o, "jobs_live", json_integer(reply->ping->jobs_live));
         json_put(o, "nodes_up", json_integer(reply->ping->nodes_up));
+        if (reply->ping->state_health)
+            json_put(o, "state_health", json_text(reply->ping->state_health));
+        if (reply->ping->metrics_health)
+            json_put(o, "metrics_health", json_text(reply->ping->metrics_health));
         json_emit(o, ctl->output == OUTPUT_JSONL);
     } else {
         char up[FORMAT_TEXT];
@@ -158,6 +177,8 @@ int verb_ping(struct ctl *ctl, int argc, char **argv)
                format_duration(reply->ping->up_s, up), reply->ping->store_id, reply->ping->jobs_live,
                reply->ping->jobs_live == 1 ? "job" : "jobs", reply->ping->nodes_up,
                reply->ping->nodes_up == 1 ? "node" : "nodes");
+        say_health("no job is taken", reply->ping->state_health);
+        say_health("metrics wait", reply->ping->metrics_health);
     }
     arena_free(&arena);
     return code;

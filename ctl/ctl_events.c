@@ -221,6 +221,8 @@ int verb_logs(struct ctl *ctl, int argc, char **argv)
     }
     if (argc - first != 1)
         return ctl_usage("logs", "takes one job");
+    if (ctl->output > OUTPUT_WIDE)
+        return ctl_usage("logs", "prints what the rank printed, there is no other form (-o)");
     struct log_cursor c = {.tail = -1, .follow = follow};
     split_ref(argv[first], &c);
     if ((rank && !option_int("logs", "--rank", rank, 0, 65535, &c.rank)) ||

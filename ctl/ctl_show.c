@@ -75,8 +75,8 @@ static void show_attempts(const struct ctl *ctl, const Boost__ShowReply *r)
         table_cell(t, "%s", a->start_wall_ns ? clock_rfc3339(a->start_wall_ns, when) : "-");
         table_cell(t, "%s", ran);
         table_cell(t, "%s", nodes);
-        table_cell(t, "%s%s%s", ended ? reason_name(a->reason) : "live", a->text && *a->text ? ": " : "",
-                   a->text ? a->text : "");
+        const char *end = ended ? reason_name(a->reason) : "live";
+        table_cell(t, "%s%s%s", end, *end && a->text && *a->text ? ": " : "", a->text ? a->text : "");
     }
     table_print(t, stdout, ctl->color, 2);
     table_free(t);

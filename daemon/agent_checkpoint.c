@@ -227,28 +227,6 @@ int checkpoint_write_manifest(const Boost__WriteManifest *o, int64_t job, struct
 
 /* ---- verify ---- */
 
-static int read_manifest(const char *path, struct buffer *text, struct error *err)
-{
-    int fd = -1;
-    int64_t size = 0;
-    char chunk[16 << 10];
-    int rc = open_regular(path, &fd, &size, err);
-    while (!rc) {
-        ssize_t n = read(fd, chunk, sizeof chunk);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            rc = error_errno(err, errno, "cannot read %s", path);
-        else if (n > 0 && buffer_append(text, chunk, (size_t)n))
-            rc = error_set(err, ERR_CORRUPT, "%s is larger than the limit of %zu bytes", path, text->max);
-        if (n <= 0)
-            break;
-    }
-    if (fd >= 0)
-        close(fd);
-    return rc;
-}
-
 static int load_manifest(const char *dir, int64_t step, int32_t attempt, json_t **out, struct error *err)
 {
     char path[PATH_MAX];
@@ -258,7 +236,7 @@ static int load_manifest(const char *dir, int64_t step, int32_t attempt, json_t 
     *out = NULL;
     int rc = fs_join(path, sizeof path, err, dir, manifest_name);
     if (!rc)
-        rc = read_manifest(path, &text, err);
+        rc = fs_read_regular(path, &text, err);
     if (!rc && !(*out = json_loadb(text.data ? (char *)text.data : "", text.len, 0, &where)))
         rc = error_set(err, ERR_CORRUPT, "%s is damaged: line %d: %s", path, where.line, where.text);
     if (!rc) {

@@ -148,14 +148,14 @@ static bool has_trained(const struct agent_attempt *a)
 
 static void stop_gently(struct agent_attempt *a, const Boost__StopAttempt *order)
 {
-    uint32_t stop = order->no_checkpoint ? 2 : 1;
+    uint32_t stop = 1;
     for (size_t i = 0; i < a->rank_count; i++) {
         struct agent_rank *r = &a->ranks[i];
         if (r->exit)
             continue;
         if (!write_control(a, r->rank, offsetof(struct rank_control, stop), &stop))
             log_line(LOG_WARN, "rank %d of %s has no control page: it gets the signal only", r->rank, a->run_dir);
-        if (!order->no_checkpoint && r->has_pid && procid_signal(&r->pid, SIGTERM, NULL) == ERR_IO)
+        if (r->has_pid && procid_signal(&r->pid, SIGTERM, NULL) == ERR_IO)
             log_line(LOG_WARN, "rank %d of %s cannot be signalled", r->rank, a->run_dir);
     }
     if (order->grace_ms > 0 && !a->grace_end_ns)

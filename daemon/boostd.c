@@ -195,9 +195,12 @@ static int run(const struct options *o, const Boost__BoostdConfig *config, struc
         announce(o, socket_path, store);
         server_run(server);
     }
-    if (server)
-        server_stop(server);
+    bool stopped = !server || server_stop(server);
     store_close(store);
+    if (!stopped) {
+        log_line(LOG_WARN, "stopped; a look-up of a user's name (getpwuid) never came back");
+        _exit(rc ? EXIT_FAILURE : EXIT_SUCCESS);
+    }
     server_destroy(server);
     uv_loop_close(&loop);
     if (!rc)

@@ -99,7 +99,7 @@ int core_create(const Boost__BoostdConfig *config, const struct core_store *stor
     c->rendezvous_ns = config->rendezvous_timeout_ms * NS_PER_MS;
     c->kill_confirm_ns = config->kill_confirm_ms * NS_PER_MS;
     c->up_since = now_mono(c);
-    c->kv_due = INT64_MAX;
+    c->kv_due = c->refused_due = INT64_MAX;
     c->next_task = 1;
     c->schedule = true;
     c->work = true;

@@ -97,6 +97,9 @@ static void load_attempt(void *arg, const struct store_attempt *row)
     text_set(&a->text, row->text);
     a->fenced = row->fenced;
     a->replay_until = -1;
+    for (int k = 1; k < row->attempt; k++)
+        if (job_attempt(job, k)->to_step > a->replay_until)
+            a->replay_until = job_attempt(job, k)->to_step;
     int rc = attempt_parse_placement(a, row->placement, &err);
     if (rc == ERR_CORRUPT)
         bad_row(l, "attempt %d of job %" PRId64 ": %s", row->attempt, row->job, err.message);
@@ -187,6 +190,7 @@ static void adopt_attempt(struct core *c, struct job *job, struct attempt *a)
         if (k->attempt == a->number && k->state == CKPT(COMMITTED) && k->step > a->from_step)
             a->committed = true;
     }
+    a->advanced = checkpoints_highest(job, a->number) > checkpoints_highest(job, a->number - 1);
     a->from_attempt = from && a->from_step > 0 ? from->attempt : 0;
     a->progress_mono = now;
     a->start_durable = true;

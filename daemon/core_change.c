@@ -3,8 +3,10 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/core_internal.h"
+#include "proto/base/utf8.h"
 
 void mark_job(struct core *c, struct job *job)
 {
@@ -58,11 +60,9 @@ static bool open_change(struct core *c)
     return c->txn != NULL;
 }
 
-void put_shard(struct core *c, struct job *job, struct checkpoint *k, int rank)
+static void put_shard_row(struct core *c, const struct job *job, const struct checkpoint *k, int rank)
 {
     const struct checkpoint_shard *s = &k->shards[rank];
-    if (!open_change(c))
-        return;
     c->store.put_shard(c->txn, &(struct store_shard){.job = job->id,
                                                      .step = k->step,
                                                      .attempt = k->attempt,
@@ -71,6 +71,14 @@ void put_shard(struct core *c, struct job *job, struct checkpoint *k, int rank)
                                                      .bytes = s->bytes,
                                                      .crc32c = s->crc32c,
                                                      .write_ms = s->write_ms});
+}
+
+void put_shard(struct core *c, struct job *job, struct checkpoint *k, int rank)
+{
+    if (open_change(c))
+        put_shard_row(c, job, k, rank);
+    else
+        k->shards_dirty = true;
     mark_job(c, job);
 }
 
@@ -82,6 +90,7 @@ void add_event(struct core *c, struct job *job, int attempt, const char *node, c
     va_start(args, fmt);
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
+    text[utf8_whole(text, strlen(text))] = '\0';
     if (job)
         core_log_line(c, CORE_LOG_INFO, "job %lld%s%s: %s: %s", (long long)job->id, node ? " node " : "",
                       node ? node : "", kind, text);
@@ -129,9 +138,47 @@ void after_durable_or_late(struct core *c, void (*fn)(struct core *, void *, int
         due_at(c, now_mono(c) + CORE_STORE_NS);
 }
 
+/* ---- what the store refuses for good ------------------------------------------------- */
+
+/* A change is lost with its rows: those of the job are all written again, with whatever is decided next and at the
+ * latest in a second. (Its events are lost: they are in the log.) Until that is durable the job stays unsettled, so
+ * that no order goes out for a row that is not on disk. */
+static void job_refused(struct core *c, struct job *job)
+{
+    for (int i = 0; i < job->n_attempts; i++)
+        job->attempts[i]->dirty = true;
+    for (int i = 0; i < job->n_checkpoints; i++) {
+        struct checkpoint *k = job->checkpoints[i];
+        k->dirty = true;
+        k->shards_dirty = k->state == CKPT(WRITING) || k->state == CKPT(COMMITTED);
+    }
+    if (job->refused)
+        job->unsettled--;
+    job->refused = true;
+    c->refused_due = now_mono(c) + NS_PER_S;
+    due_at(c, c->refused_due);
+}
+
+static void write_refused(struct core *c, int64_t now)
+{
+    c->refused_due = INT64_MAX;
+    for (struct node *n = c->nodes; n && c->refused_nodes; n = n->next)
+        mark_node(c, n);
+    c->refused_nodes = false;
+    for (int i = 0; i < c->n_jobs; i++) {
+        if (!c->jobs[i]->refused)
+            continue;
+        mark_job(c, c->jobs[i]);
+        if (!c->jobs[i]->dirty)
+            c->refused_due = now + NS_PER_S;
+    }
+}
+
 int64_t changes_run(struct core *c, int64_t now)
 {
-    int64_t next = INT64_MAX;
+    if (now >= c->refused_due)
+        write_refused(c, now);
+    int64_t next = c->refused_due;
     struct error err;
     bool sick = c->store.health(c->store.arg, &err) != ERR_OK;
     for (struct change *ch = c->changes; ch; ch = ch->next) {
@@ -259,12 +306,17 @@ static void put_job_rows(struct core *c, struct job *job)
         job->attempts[i]->dirty = false;
     }
     for (int i = 0; i < job->n_checkpoints; i++) {
-        if (job->checkpoints[i]->dirty)
-            put_checkpoint_row(c, job, job->checkpoints[i]);
-        job->checkpoints[i]->dirty = false;
+        struct checkpoint *k = job->checkpoints[i];
+        if (k->dirty)
+            put_checkpoint_row(c, job, k);
+        for (int r = 0; k->shards_dirty && r < k->world; r++)
+            if (k->shards[r].have)
+                put_shard_row(c, job, k, r);
+        k->dirty = k->shards_dirty = false;
     }
     job->dirty = false;
-    job->unsettled++;
+    job->unsettled += !job->refused; /* a refused one is so already */
+    job->refused = false;
 }
 
 /* The job has no change on its way: what the table asked for may run. */
@@ -301,8 +353,15 @@ static void change_done(void *arg, int rc, const struct error *err)
     for (int i = 0; i < ch->n_jobs; i++) {
         struct job *job = ch->jobs[i];
         c->ops.changed(c->ops.arg, job->id);
-        if (--job->unsettled == 0)
+        if (rc)
+            job_refused(c, job);
+        else if (--job->unsettled == 0)
             job_act(c, job);
+    }
+    if (rc && ch->jobless) {
+        c->refused_nodes = true;
+        c->refused_due = now_mono(c) + NS_PER_S;
+        due_at(c, c->refused_due);
     }
     if (ch->jobless)
         c->ops.changed(c->ops.arg, 0);

@@ -28,6 +28,17 @@ struct checkpoint *checkpoints_newest(const struct job *job, const struct checkp
     return NULL;
 }
 
+int64_t checkpoints_highest(const struct job *job, int attempt)
+{
+    for (int i = job->n_checkpoints - 1; i >= 0; i--) {
+        const struct checkpoint *k = job->checkpoints[i];
+        bool was = k->state == CKPT(COMMITTED) || k->state == CKPT(DELETING) || k->state == CKPT(DELETED);
+        if (was && k->attempt <= attempt)
+            return k->step;
+    }
+    return -1;
+}
+
 static bool is_last_of_attempt(const struct job *job, const struct checkpoint *k)
 {
     for (int i = 0; i < job->n_checkpoints; i++)
@@ -162,6 +173,7 @@ static void commit(struct core *c, struct job *job, struct checkpoint *k, const 
 {
     struct attempt *a = job_attempt(job, k->attempt);
     int64_t bytes = 0;
+    int64_t highest = checkpoints_highest(job, job->n_attempts);
     k->state = CKPT(COMMITTED);
     text_set(&k->note, "");
     job->checkpoint_ms = 0;
@@ -171,7 +183,10 @@ static void commit(struct core *c, struct job *job, struct checkpoint *k, const 
             job->checkpoint_ms = k->shards[r].write_ms;
     }
     mark_checkpoint(c, job, k);
-    if (k->step > job->checkpoint_step) { /* progress: the budgets begin anew */
+    /* Progress: the budgets begin anew. A step that was committed before and then found damaged is none. */
+    if (k->step > highest) {
+        if (a)
+            a->advanced = true;
         job->restarts_used = 0;
         job->stuck_attempts = 0;
         job->backoff_count = 0;

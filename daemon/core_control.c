@@ -10,17 +10,20 @@
 
 /* ---- finding ----------------------------------------------------------------------------- */
 
-/* "17", "17.2", "17.2/3": the job's number, -1 when ref is not of that form. */
-static int64_t id_of(const char *ref)
+/* "17", "17.2", "17.2/3": the job's number, -1 when ref is not of that form; *attempt is -1 when it names none. */
+static int64_t id_of(const char *ref, int64_t *attempt)
 {
     char *end;
+    *attempt = -1;
     if (!isdigit((unsigned char)ref[0]))
         return -1;
     long long id = strtoll(ref, &end, 10);
     for (const char *sep = "."; *end && *sep; sep = *sep == '.' ? "/" : "") {
         if (*end != *sep || !isdigit((unsigned char)end[1]))
             return -1;
-        (void)strtoll(end + 1, &end, 10);
+        long long number = strtoll(end + 1, &end, 10);
+        if (*sep == '.')
+            *attempt = number;
     }
     return *end ? -1 : id;
 }
@@ -45,15 +48,30 @@ static int ambiguous(struct core *c, const char *ref, bool exact, struct error *
     return ERR_AMBIGUOUS;
 }
 
+static int no_attempt(const struct job *job, int64_t attempt, struct error *err)
+{
+    error_set(err, ERR_NOT_FOUND, "job %" PRId64 " has no attempt %" PRId64, job->id, attempt);
+    if (job->n_attempts > 1)
+        error_hint(err, "its attempts are 1 to %d", job->n_attempts);
+    else
+        error_hint(err, job->n_attempts ? "its only attempt is 1" : "it has not started yet");
+    return ERR_NOT_FOUND;
+}
+
 int core_find_job(struct core *c, const char *ref, struct job **out, struct error *err)
 {
     struct job *exact = NULL, *prefix = NULL;
     int n_exact = 0, n_prefix = 0;
     size_t len = strlen(ref);
-    int64_t id = id_of(ref);
+    int64_t attempt, id = id_of(ref, &attempt);
     *out = NULL;
-    if (id >= 0 && (*out = core_job(c, id)))
+    struct job *numbered = id >= 0 ? core_job(c, id) : NULL;
+    if (numbered && attempt >= 0 && (attempt < 1 || attempt > numbered->n_attempts))
+        return no_attempt(numbered, attempt, err);
+    if (numbered) {
+        *out = numbered;
         return ERR_OK;
+    }
     for (int i = 0; len && i < c->n_jobs; i++) {
         struct job *job = c->jobs[i];
         if (strncmp(job->name, ref, len) != 0)

@@ -96,17 +96,32 @@ void attempt_say_end(struct core *c, struct job *job, int attempt)
     }
 }
 
+/* An attempt that did not fail: it came to the job's end, or was asked to stop. */
+static void say_why_ended(struct core *c, struct job *job, struct attempt *a, bool complete)
+{
+    if (a->reason != REASON(NONE) || (a->text && *a->text))
+        return;
+    if (complete) {
+        text_set(&a->text, "all steps done");
+    } else if (job->state == STATE(STOPPING)) {
+        a->reason = job->reason;
+        text_set(&a->text, job->reason_text && *job->reason_text ? job->reason_text : "stopped");
+    }
+    mark_attempt(c, job, a);
+}
+
 static void ended(struct core *c, struct job *job, struct attempt *a, bool complete)
 {
     int limit = job->resolved->restart ? job->resolved->restart->no_progress_limit : 3;
     int target = job->stop_target;
+    say_why_ended(c, job, a, complete);
     if (complete && !(job->state == STATE(STOPPING) && target == (int)STATE(FAILED))) {
         job_reason(job, REASON(NONE), "%s", "");
         job_fire(c, job, EV_COMPLETED);
     } else if (job->state == STATE(STOPPING)) {
         job_fire(c, job, EV_ATTEMPT_GONE);
     } else {
-        if (!a->committed)
+        if (!a->advanced)
             job->stuck_attempts++;
         if (job->stuck_attempts >= limit) {
             char *last = strdup(job->reason_text ? job->reason_text : "");

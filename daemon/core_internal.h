@@ -143,6 +143,8 @@ struct core {
     bool jobless;
     struct after *after;
     struct change *changes; /* on their way */
+    int64_t refused_due;    /* mono, when what the store refused is written again; INT64_MAX: nothing */
+    bool refused_nodes;
     struct metrics_owed *metrics;
 };
 
@@ -171,7 +173,7 @@ void after_durable(struct core *c, void (*fn)(struct core *, void *, int, const 
 /* As after_durable, for a user who waits for it: `late` says what keeps the store from writing, once it is too long. */
 void after_durable_or_late(struct core *c, void (*fn)(struct core *, void *, int, const struct error *),
                            void (*late)(struct core *, void *, const struct error *), void *arg, void (*drop)(void *));
-/* Calls what is late; when to look again. */
+/* Calls what is late, and writes again what the store refused; when to look again. */
 int64_t changes_run(struct core *c, int64_t now);
 void progress_changed(struct core *c, struct job *job); /* something a summary shows, no row */
 
@@ -303,6 +305,8 @@ int checkpoints_open(const struct job *job, const struct attempt *a);
 void checkpoints_retain(struct core *c, struct job *job);
 void checkpoints_work(struct core *c, struct job *job); /* sends the tasks that are due */
 void checkpoints_run(struct core *c);                   /* all that have work; their next tries are due_at() */
+/* The highest step ever committed by the attempts up to `attempt`, whatever became of it; -1 = none. */
+int64_t checkpoints_highest(const struct job *job, int attempt);
 /* Newest COMMITTED that is not damaged, below `below` when it is not NULL. */
 struct checkpoint *checkpoints_newest(const struct job *job, const struct checkpoint *below);
 void checkpoint_damaged(struct core *c, struct job *job, struct checkpoint *k, const char *node, const char *why);

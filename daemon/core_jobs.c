@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "daemon/core_internal.h"
+#include "proto/base/utf8.h"
 
 /* ---- lists of jobs ------------------------------------------------------------------ */
 
@@ -128,6 +129,7 @@ void job_reason(struct job *job, Boost__Reason__Value reason, const char *fmt, .
     va_start(args, fmt);
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
+    text[utf8_whole(text, strlen(text))] = '\0';
     job->reason = reason;
     text_set(&job->reason_text, text);
 }

@@ -74,10 +74,12 @@ static void picture_free(struct picture *p)
     free(p->of);
 }
 
+static const char out_of_memory[] = "the controller is out of memory";
+
 static void no_memory(struct sched_answer *out)
 {
-    *out = (struct sched_answer){.verdict = SCHED_WAIT, .reason = REASON(NoDevices)};
-    snprintf(out->text, sizeof out->text, "the controller is out of memory");
+    *out = (struct sched_answer){.verdict = SCHED_WAIT, .reason = REASON(NoDevices), .no_memory = true};
+    snprintf(out->text, sizeof out->text, "%s", out_of_memory);
 }
 
 /* Chooses for one job; chosen gets nodes (caller frees), NULL unless placed. */
@@ -188,11 +190,11 @@ char *checkpoint_dir_of(struct core *c, const struct job *job)
 /* Rank r of `world` over the nodes in order: consecutive ranks share a node, as the layout expects. */
 static bool fill_parts(struct attempt *a, const struct core_start *s, int per_node)
 {
-    a->world = per_node * s->n_nodes;
-    a->ranks = calloc((size_t)a->world, sizeof *a->ranks);
+    a->ranks = calloc((size_t)per_node * (size_t)s->n_nodes, sizeof *a->ranks);
     a->parts = calloc((size_t)s->n_nodes, sizeof *a->parts);
     if (!a->ranks || !a->parts)
         return false;
+    a->world = per_node * s->n_nodes;
     for (int p = 0; p < s->n_nodes; p++) {
         struct attempt_part *part = &a->parts[p];
         part->node = strdup(s->nodes[p]->name);
@@ -223,15 +225,20 @@ static void start_commit(struct core *c, struct job *job)
 {
     struct core_start *s = job->starting;
     const struct checkpoint *from = s->candidate;
-    if (job->state == STATE(RECOVERING))
-        job->run_s = job_elapsed_s(c, job);
-    struct attempt *a = job_add_attempt(job);
-    if (!a || !fill_parts(a, s, job_devices_per_node(job))) {
-        if (a)
-            a->end_ns = now_wall(c);
-        start_later(c, job, "the controller is out of memory");
+    struct attempt made = {0};
+    /* Whole before the job has it: start_cancel() goes by the number of attempts that there are. */
+    double run_s = job->state == STATE(RECOVERING) ? job_elapsed_s(c, job) : job->run_s;
+    struct attempt *a = fill_parts(&made, s, job_devices_per_node(job)) ? job_add_attempt(job) : NULL;
+    if (!a) {
+        attempt_clear_ranks(&made);
+        start_later(c, job, out_of_memory);
         return;
     }
+    job->run_s = run_s;
+    a->parts = made.parts;
+    a->n_parts = made.n_parts;
+    a->ranks = made.ranks;
+    a->world = made.world;
     a->from_step = a->to_step = from ? from->step : 0;
     a->from_attempt = from ? from->attempt : 0;
     a->replay_until = job->step;
@@ -332,13 +339,14 @@ static void start_begin(struct core *c, struct job *job, struct node **nodes)
     }
     if (!s) {
         free(nodes);
+        start_later(c, job, out_of_memory);
         return;
     }
     *s = (struct core_start){.nodes = nodes, .n_nodes = n, .since = now_mono(c)};
     job->starting = s;
     job->start_retry_due = 0;
     if (!held) {
-        start_later(c, job, "the controller is out of memory");
+        start_later(c, job, out_of_memory);
         return;
     }
     s->candidate = checkpoints_newest(job, NULL);
@@ -372,6 +380,8 @@ void schedule_pass(struct core *c)
         struct node **nodes = choose(c, job, job->resolved, job->uid, &answer);
         if (nodes)
             start_begin(c, job, nodes);
+        else if (answer.no_memory)
+            start_later(c, job, out_of_memory);
         else if (answer.verdict == SCHED_WAIT)
             break;
     }

@@ -19,10 +19,11 @@ static char *first_line(struct arena *mem, const char *text)
     return end ? arena_printf(mem, "%.*s", (int)(end - text), text) : arena_strdup(mem, text ? text : "");
 }
 
-/* The nodes of the newest attempt while it is live, else none. */
+/* The nodes of the live attempt, or of the last one of a job that has ended; else none. */
 static int node_names(const struct job *job, struct arena *mem, char ***out)
 {
-    const struct attempt *a = job_live_attempt(job);
+    const struct attempt *a =
+        job_state_terminal(job->state) ? job_attempt(job, job->n_attempts) : job_live_attempt(job);
     char **names = a ? arena_alloc(mem, (size_t)a->n_parts * sizeof *names) : NULL;
     *out = names;
     if (!names)
@@ -200,6 +201,16 @@ static char *running_line(struct core *c, const struct job *job, struct arena *m
     return node_line(job, mem);
 }
 
+static char *completed_line(const struct job *job, struct arena *mem)
+{
+    char result[64] = "";
+    if (!isnan(job->eval_loss))
+        snprintf(result, sizeof result, ", eval loss %.4f", job->eval_loss);
+    else if (!isnan(job->loss))
+        snprintf(result, sizeof result, ", loss %.4f", job->loss);
+    return arena_printf(mem, "%d attempt%s%s", job->n_attempts, job->n_attempts == 1 ? "" : "s", result);
+}
+
 static char *info_line(struct core *c, const struct job *job, struct arena *mem, Boost__Reason__Value *reason)
 {
     struct sched_answer answer;
@@ -217,6 +228,8 @@ static char *info_line(struct core *c, const struct job *job, struct arena *mem,
     case STATE(STARTING):
     case STATE(RUNNING):
         return running_line(c, job, mem);
+    case STATE(COMPLETED):
+        return completed_line(job, mem);
     default:
         return first_line(mem, job->reason_text);
     }

@@ -36,7 +36,7 @@ void rank_end_free(struct rank_end *end)
     free(end);
 }
 
-static void attempt_clear_ranks(struct attempt *a)
+void attempt_clear_ranks(struct attempt *a)
 {
     for (int r = 0; r < a->world; r++)
         rank_end_free(a->ranks[r].end);

@@ -128,6 +128,7 @@ struct attempt {
     int64_t close_due, close_from; /* waits for manifests of complete checkpoints */
     int64_t replay_until;          /* steps up to this were done before: replay        */
     bool committed;                /* a later checkpoint of it is COMMITTED            */
+    bool advanced;                 /* ... beyond all that attempts before it committed */
     bool dirty;                    /* row to be written with the open change           */
 };
 
@@ -153,6 +154,7 @@ struct checkpoint {
     int64_t retry_due;
     int tries;
     bool dirty;
+    bool shards_dirty; /* the rows of its shards are to be written again */
 };
 
 struct job {
@@ -184,6 +186,7 @@ struct job {
     /* ---- the core's ---- */
     int unsettled; /* changes of it on their way to the disk */
     bool dirty;
+    bool refused;      /* the store took a change of it for good: all of it is written again, unsettled until then */
     bool acknowledged; /* its first row is durable */
     unsigned actions;  /* due once it is settled */
     int64_t backoff_due, backoff_from;
@@ -207,6 +210,7 @@ struct attempt *job_attempt(const struct job *job, int number); /* NULL: no such
 struct checkpoint *job_checkpoint(const struct job *job, int64_t step, int attempt);
 /* "node:0,1;node2:2,3", the form in the store. NULL when out of memory. */
 char *attempt_placement(const struct attempt *a);
+void attempt_clear_ranks(struct attempt *a); /* frees parts and ranks, and leaves none */
 /* Makes parts and ranks from that form. ERR_CORRUPT when it does not parse. */
 MUST_USE int attempt_parse_placement(struct attempt *a, const char *placement, struct error *err);
 

@@ -257,6 +257,14 @@ void rpc_nodes(struct rpc_call *call)
         call_fail_nomem(call);
 }
 
+/* NULL when all is well. */
+static char *health_text(struct arena *a, int rc, const struct error *err)
+{
+    if (!rc)
+        return NULL;
+    return arena_printf(a, "%s%s%s%s", err->message, *err->hint ? " (" : "", err->hint, *err->hint ? ")" : "");
+}
+
 void rpc_ping(struct rpc_call *call)
 {
     struct rpc *rpc = call->rpc;
@@ -275,5 +283,8 @@ void rpc_ping(struct rpc_call *call)
     ping.up_s = (double)(clock_mono_ns() - rpc->started_mono_ns) / NS_PER_S;
     ping.jobs_live = totals->running + totals->recovering + totals->queued + totals->held;
     ping.nodes_up = totals->nodes_up;
+    struct error err;
+    ping.state_health = health_text(&call->arena, store_health(rpc->store, &err), &err);
+    ping.metrics_health = health_text(&call->arena, store_metrics_health(rpc->store, &err), &err);
     call_reply(call, &reply);
 }

@@ -33,6 +33,7 @@ struct sched_answer {
     enum sched_verdict verdict;
     Boost__Reason__Value reason; /* when not placed */
     char text[SCHED_TEXT];       /* "needs 2 devices, 1 of 2 free" */
+    bool no_memory;              /* to look: waits, and for nothing that anybody would tell of */
 };
 
 /* chosen[0..request->nodes) gets indices into nodes[], first fit in their order, all or nothing. */

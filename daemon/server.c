@@ -2,6 +2,7 @@
 #include "daemon/server.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +18,7 @@
 #include "daemon/users.h"
 #include "proto/base/clock.h"
 
-enum { MAX_SESSIONS = 8192 };
+enum { MAX_SESSIONS = 8192, STOP_MS = 3000 };
 
 struct server {
     uv_loop_t *loop;
@@ -271,7 +272,7 @@ int server_create(uv_loop_t *loop, const Boost__BoostdConfig *config, struct sto
     return rc;
 }
 
-void server_stop(struct server *server)
+bool server_stop(struct server *server)
 {
     /* The pipe closes the descriptor, the listener removes the file. */
     listener_close(&server->listener);
@@ -279,7 +280,13 @@ void server_stop(struct server *server)
     for (size_t i = 0; i < server->handles; i++)
         uv_close(handle_at(server, i), NULL);
     server->handles = 0;
-    uv_run(server->loop, UV_RUN_DEFAULT);
+    int64_t deadline = clock_mono_ns() + STOP_MS * NS_PER_MS;
+    while (uv_run(server->loop, UV_RUN_NOWAIT)) {
+        if (clock_mono_ns() >= deadline)
+            return false;
+        poll(NULL, 0, 1);
+    }
+    return true;
 }
 
 void server_destroy(struct server *server)

@@ -5,6 +5,7 @@
 #ifndef BOOST_DAEMON_SERVER_H
 #define BOOST_DAEMON_SERVER_H
 
+#include <stdbool.h>
 #include <uv.h>
 
 #include "proto/base/error.h"
@@ -23,8 +24,9 @@ MUST_USE int server_create(uv_loop_t *loop, const Boost__BoostdConfig *config, s
 /* Runs the loop until SIGTERM or SIGINT. */
 void server_run(struct server *server);
 /* Closes the socket and every session, and runs the loop until they are gone. After it no input reaches the
- * core; the store may be closed. */
-void server_stop(struct server *server);
+ * core; the store may be closed. False when a look-up of a user's name does not come back (a directory service that
+ * hangs): its thread still uses the server and the loop, which must then be left to _exit(). */
+MUST_USE bool server_stop(struct server *server);
 /* After store_close(): the core and the memory. */
 void server_destroy(struct server *server);
 

@@ -52,8 +52,8 @@ _Static_assert(sizeof(struct rank_status) <= RANK_FILE_BYTES, "status page");
 
 struct rank_control {
     uint32_t magic;
-    uint32_t stop;       /* 1: stop at the agreed step after a checkpoint, 2: without one */
-    uint32_t checkpoint; /* counter: a new value asks for one checkpoint                  */
+    uint32_t stop;       /* 1: stop at the agreed step, after a checkpoint */
+    uint32_t checkpoint; /* counter: a new value asks for one checkpoint   */
 };
 
 /* Maps `<run_dir>/rank-<r>.<suffix>` shared; creates it with `magic` when `create`.

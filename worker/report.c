@@ -120,12 +120,9 @@ void report_line(struct report *r, const char *fmt, ...)
     fflush(r->log);
 }
 
-int report_stop_asked(const struct report *r)
+bool report_stop_asked(const struct report *r)
 {
-    uint32_t asked = __atomic_load_n(&r->control->stop, __ATOMIC_RELAXED);
-    if (asked >= 2)
-        return 2;
-    return asked || __atomic_load_n(&terminated, __ATOMIC_RELAXED) ? 1 : 0;
+    return __atomic_load_n(&r->control->stop, __ATOMIC_RELAXED) || __atomic_load_n(&terminated, __ATOMIC_RELAXED);
 }
 
 uint32_t report_checkpoints_asked(const struct report *r)

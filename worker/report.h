@@ -44,8 +44,8 @@ void report_collective(void *arg, const char *what);
 /* "rank 0: text" on the log. */
 void report_line(struct report *r, const char *fmt, ...) PRINTF_LIKE(2, 3);
 
-/* 0, 1 (stop after a checkpoint) or 2 (without one), from the control page and SIGTERM. */
-int report_stop_asked(const struct report *r);
+/* To stop after a checkpoint: from the control page or by SIGTERM. */
+bool report_stop_asked(const struct report *r);
 /* The counter of checkpoints asked for. */
 uint32_t report_checkpoints_asked(const struct report *r);
 

@@ -158,7 +158,7 @@ static int one_step(struct run *r, struct error *err)
         return rc;
     times.data_ns = clock_mono_ns();
 
-    struct agreement_facts facts = {.stop = report_stop_asked(report) != 0,
+    struct agreement_facts facts = {.stop = report_stop_asked(report),
                                     .asked = report_checkpoints_asked(report),
                                     .busy = checkpoint_busy(r->checkpoint),
                                     .now_ns = times.data_ns};
@@ -324,13 +324,12 @@ static int evaluate(struct run *r, struct error *err)
 static int finish(struct run *r, struct error *err)
 {
     struct report *report = r->t->report;
-    bool now = r->stopped && report_stop_asked(report) == 2; /* each rank's own: a shard too few commits nothing */
     int rc = ERR_OK;
-    if (r->saved_step != r->at.step && !now)
+    if (r->saved_step != r->at.step)
         rc = checkpoint_now(r, err);
     if (!rc && !r->stopped && r->spec->run->eval_every && r->eval_step != r->at.step)
         rc = evaluate(r, err);
-    if (rc || now)
+    if (rc)
         return rc;
     report_phase(report, BOOST__RANK_UPDATE__PHASE__SAVING);
     report_doing(report, "writing the checkpoint of step %" PRId64, r->at.step);

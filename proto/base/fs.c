@@ -138,11 +138,13 @@ int fs_read_file(const char *path, struct buffer *out, struct error *err)
 int fs_read_regular(const char *path, struct buffer *out, struct error *err)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0 && (errno == ENOTDIR || errno == ELOOP || errno == ENXIO))
+        return error_set(err, ERR_CORRUPT, "%s is not a regular file: %s", path, strerror(errno));
     if (fd < 0)
         return error_errno(err, errno, "cannot open %s", path);
     struct stat st;
     int rc = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) ? read_all(fd, path, out, err)
-                                                        : error_set(err, ERR_IO, "%s is not a regular file", path);
+                                                        : error_set(err, ERR_CORRUPT, "%s is not a regular file", path);
     close(fd);
     return rc;
 }

@@ -19,7 +19,7 @@ MUST_USE int fs_write_atomic(const char *path, const void *data, size_t len, mod
 /* Appends the whole file to `out`; larger than out->max is an error naming both sizes. */
 MUST_USE int fs_read_file(const char *path, struct buffer *out, struct error *err);
 /* The same of a regular file only, and no link to one: for names in a directory that somebody else may write.
- * ERR_IO for anything else; never blocks on a fifo. */
+ * ERR_CORRUPT for anything else; never blocks on a fifo. */
 MUST_USE int fs_read_regular(const char *path, struct buffer *out, struct error *err);
 /* mkdir -p; a component that exists as something else is named in the error. */
 MUST_USE int fs_make_dirs(const char *path, mode_t mode, struct error *err);

@@ -36,3 +36,15 @@ size_t utf8_put(uint32_t code, char out[4])
     out[0] = (char)(lead[n] | code);
     return n;
 }
+
+size_t utf8_whole(const void *s, size_t len)
+{
+    const uint8_t *p = s;
+    for (size_t back = 1; back <= 4 && back <= len; back++) {
+        uint8_t byte = p[len - back];
+        if ((byte & 0xC0) == 0x80)
+            continue; /* of a character that begins further ahead */
+        return byte < 0x80 || utf8_length(p + len - back, back) == back ? len : len - back;
+    }
+    return len;
+}

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # time limit: 180 s
 """boostd alone, without an agent: start and stop, what peers may send, what survives kill -9."""
-import os, socket, struct, subprocess, threading, time
+import json, os, shutil, socket, sqlite3, struct, subprocess, threading, time
 
 from harness import BIN, Cluster, Skip, run, tiny_job, wait_until
 from wire import (BROKEN, EVENTS, FAILURE, HEARTBEAT_ACK, LIST, PING, REFUSED, REGISTERED, SUBMIT, UNKNOWN, Wire, agent_hello,
@@ -15,6 +15,41 @@ def job_text(c, name="j"):
 def rss_mib(pid):
     with open(f"/proc/{pid}/statm") as f:
         return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+# ---- what ping says of the disk, and what -o json says of several jobs ---------------
+
+
+def test_ping_says_what_keeps_the_store_from_writing():
+    with Cluster(agents=0) as c:
+        assert "state_health" not in c.json("ping") and "metrics_health" not in c.json("ping")
+        other = sqlite3.connect(c.state_dir / "state.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        (c.dir / "job.pbtxt").write_text(job_text(c))
+        client = c.popen_ctl("submit", "--hold", c.dir / "job.pbtxt")
+        wait_until(lambda: "state_health" in c.json("ping"), 30, "the trouble is told")
+        answer = c.json("ping")
+        assert answer["state_health"].startswith("state.db: ") and "lock" in answer["state_health"], answer
+        assert "metrics_health" not in answer, answer
+        assert c.ok("ping").splitlines()[1].startswith("no job is taken: state.db: "), c.ok("ping")
+        other.rollback()
+        client.wait(30)
+        wait_until(lambda: "state_health" not in c.json("ping"), 30, "it is over")
+        assert len(c.ok("ping").splitlines()) == 1
+
+
+def test_json_of_several_jobs_names_the_failed_ones():
+    with Cluster(agents=0) as c:
+        job = c.submit(job_text(c), "--hold")
+        p = c.ctl("-o", "json", "cancel", "-y", "nosuch", job)
+        assert p.rc == 4, p
+        bad, good = json.loads(p.out)["results"]
+        assert bad["ref"] == "nosuch" and "nosuch" in bad["error"] and bad["hint"] and "id" not in bad, bad
+        assert good["id"] == job and good["text"] and "error" not in good, good
+        p = c.ctl("-o", "json", "logs", job)
+        assert p.rc == 2 and "-o" in p.err and not p.out, p
+        p = c.ctl("show", f"{job}.1")
+        assert p.rc == 4 and f"job {job} has no attempt 1" in p.err, p
 
 
 # ---- start and stop ----------------------------------------------------------------
@@ -393,6 +428,30 @@ def test_sigterm_with_open_followers():
             assert c.boostd.terminate() == 0
             assert time.monotonic() - start < 5 and w.ended()
         c.start_boostd()
+
+
+def test_sigterm_while_a_directory_service_hangs():
+    """The look-up of a user's name is a thread that nothing can end: boostd ends without it."""
+    cc = shutil.which("cc")
+    if not cc:
+        raise Skip("no compiler for the library that hangs")
+    with Cluster(agents=0, start=False) as c:
+        (c.dir / "hang.c").write_text("#include <fcntl.h>\n#include <unistd.h>\n"
+                                      "int getpwuid_r(void) { close(open(HERE, O_CREAT | O_WRONLY, 0600)); for (;;) pause(); }\n")
+        here = c.dir / "asked"
+        subprocess.run([cc, "-shared", "-fPIC", f'-DHERE="{here}"', "-o", c.dir / "hang.so", c.dir / "hang.c"], check=True)
+        c.env["LD_PRELOAD"] = str(c.dir / "hang.so")
+        c.start_boostd()
+        del c.env["LD_PRELOAD"]
+        client = c.popen_ctl("ping")
+        wait_until(here.exists, what="the look-up begins")
+        start = time.monotonic()
+        assert c.boostd.terminate() == 0
+        assert 1 < time.monotonic() - start < 15
+        client.kill()
+        client.wait()
+        c.start_boostd()
+        assert c.ok("ping")
 
 
 def test_list_in_pages_with_filters():

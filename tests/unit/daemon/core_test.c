@@ -871,6 +871,46 @@ static void cancel_in_every_state(void **state)
     }
 }
 
+static void what_has_ended_says_how_and_where(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    struct arena mem;
+    int64_t id;
+    arena_init(&mem, 1 << 20);
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    assert_int_equal(control(w, HOLD, id, false), ERR_OK);
+    assert_state(w, id, HELD);
+    assert_int_equal(control(w, RELEASE, id, false), ERR_OK);
+    pump(w);
+    x = newest(w, a, id);
+    say_step(w, a, x, 100);
+    say_metrics(w, a, x, 0, 100, 1.5);
+    say_checkpoint(w, a, x, 100);
+    for (int r = 0; r < 2; r++)
+        say_end_of(w, a, x, r, (struct end){.done = true});
+    say_node_end(w, a, x);
+    advance(w, 1000);
+    assert_state(w, id, COMPLETED);
+    for (int restarted = 0; restarted < 2; restarted++) {
+        Boost__ShowReply *show = core_show(w->core, job_of(w, id), &mem);
+        assert_int_equal(show->n_attempts, 2);
+        assert_int_equal(show->attempts[0]->reason, REASON(Held));
+        assert_says(show->attempts[0]->text, "held by uid 1000 (ann)");
+        assert_int_equal(show->attempts[1]->reason, REASON(NONE));
+        assert_string_equal(show->attempts[1]->text, "all steps done");
+        assert_int_equal(show->summary->n_nodes, 1);
+        assert_string_equal(show->summary->nodes[0], "n1");
+        assert_says(show->summary->info, "2 attempts");
+        controller_restart(w);
+        pump(w);
+    }
+    arena_free(&mem);
+    world_free(w);
+}
+
 static void hold_and_release(void **state)
 {
     (void)state;
@@ -1066,8 +1106,8 @@ static void jobs_are_found_by_what_users_type(void **state)
         int rc;
         int64_t id;
     } cases[] = {{"1", 0, 1},
-                 {"2.3", 0, 2},
-                 {"2.3/1", 0, 2},
+                 {"2.3", ERR_NOT_FOUND, 0}, /* no attempt yet */
+                 {"2.3/1", ERR_NOT_FOUND, 0},
                  {"cola-60m", 0, 1},
                  {"cola-1", 0, 2},
                  {"la", 0, 4},
@@ -1087,6 +1127,24 @@ static void jobs_are_found_by_what_users_type(void **state)
     s->name = arena_strdup(&mem, "lax");
     submit_spec(w, s, true);
     assert_int_equal(core_find_job(w->core, "lax", &job, &err), ERR_AMBIGUOUS);
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    assert_int_equal(id, 7);
+    assert_int_equal(core_find_job(w->core, "7.1", &job, &err), ERR_OK);
+    assert_int_equal(core_find_job(w->core, "7.1/9", &job, &err), ERR_OK);
+    assert_int_equal(job->id, 7);
+    assert_int_equal(core_find_job(w->core, "7.0", &job, &err), ERR_NOT_FOUND);
+    assert_int_equal(core_find_job(w->core, "7.2/0", &job, &err), ERR_NOT_FOUND);
+    assert_string_equal(err.message, "job 7 has no attempt 2");
+    assert_string_equal(err.hint, "its only attempt is 1");
+    say_end_of(w, a, x, 0, (struct end){.signal = 9});
+    pump(w);
+    recovered(w, a, id);
+    assert_int_equal(core_find_job(w->core, "7.2", &job, &err), ERR_OK);
+    assert_int_equal(core_find_job(w->core, "7.99999999999999999999", &job, &err), ERR_NOT_FOUND);
+    assert_string_equal(err.hint, "its attempts are 1 to 2");
     arena_free(&mem);
     world_free(w);
 }
@@ -1214,6 +1272,9 @@ static void goodput_adds_up(void **state)
     int64_t down = w->now;
     x = recovered(w, a, id);
     double restart = (double)(w->now - down) / 1e9;
+    controller_restart(w); /* the new one knows how far the job had been */
+    join_world(w, a);
+    pump(w);
     advance(w, 5000); /* replay 5: steps 21 to 30 again */
     say_step(w, a, x, 31);
     advance(w, 10000); /* productive 10 */
@@ -1262,6 +1323,7 @@ int main(void)
         cmocka_unit_test(a_manifest_under_way_is_waited_for),
         cmocka_unit_test(a_full_disk_of_the_store_costs_no_checkpoint),
         cmocka_unit_test(cancel_in_every_state),
+        cmocka_unit_test(what_has_ended_says_how_and_where),
         cmocka_unit_test(hold_and_release),
         cmocka_unit_test(a_job_that_finishes_while_stopping_has_finished),
         cmocka_unit_test(only_the_owner_and_root_may),

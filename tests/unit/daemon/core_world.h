@@ -62,6 +62,8 @@ struct mem_store {
     struct mem_txn *pending, **tail;
     int sick; /* enum error_code: commits wait */
     bool stuck; /* commits wait, and nobody knows yet */
+    int refuses; /* enum error_code: commits fail, and their rows are lost */
+    int refused; /* so many did */
 };
 
 HELPER char *mem_text(struct mem_store *m, const char *s)
@@ -245,8 +247,15 @@ HELPER bool mem_settle(struct mem_store *m)
     m->pending = NULL;
     while (t) {
         struct mem_txn *next = t->next;
-        mem_apply(m, t);
-        t->done(t->arg, ERR_OK, NULL);
+        if (m->refuses) {
+            struct error err;
+            error_set(&err, (enum error_code)m->refuses, "state.db is damaged");
+            m->refused++;
+            t->done(t->arg, m->refuses, &err);
+        } else {
+            mem_apply(m, t);
+            t->done(t->arg, ERR_OK, NULL);
+        }
         free(t);
         t = next;
     }
@@ -643,7 +652,7 @@ HELPER void on_stop(struct world *w, struct fake_agent *a, const Boost__StopAtte
         return;
     }
     x->terms++;
-    if (!a->obeys_term || !x->alive || s->no_checkpoint)
+    if (!a->obeys_term || !x->alive)
         return;
     say_step(w, a, x, x->step + 1);
     say_checkpoint(w, a, x, x->step);

@@ -251,6 +251,11 @@ static void test_utf8(void **state)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         assert_int_equal(utf8_length(bad[i], strlen(bad[i])), 0);
     assert_int_equal(utf8_length("", 0), 0);
+    static const char text[] = "a\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80";
+    static const size_t whole[] = {0, 1, 1, 3, 3, 3, 6, 6, 6, 6, 10};
+    for (size_t len = 0; len < sizeof text; len++)
+        assert_int_equal(utf8_whole(text, len), whole[len]);
+    assert_int_equal(utf8_whole("\x80\x80\x80\x80\x80", 5), 5); /* not UTF-8: as it is */
 }
 
 int main(void)

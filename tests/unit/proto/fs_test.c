@@ -198,9 +198,10 @@ static void test_only_regular_files(void **state)
     assert_int_equal(fs_read_regular(in_dir("plain"), &b, &err), 0);
     assert_string_equal((char *)b.data, "text");
     buffer_clear(&b);
-    assert_int_equal(fs_read_regular(in_dir("link"), &b, &err), ERR_IO);
-    assert_int_equal(fs_read_regular(in_dir("fifo"), &b, &err), ERR_IO);
-    assert_int_equal(fs_read_regular(dir, &b, &err), ERR_IO);
+    assert_int_equal(fs_read_regular(in_dir("link"), &b, &err), ERR_CORRUPT);
+    assert_int_equal(fs_read_regular(in_dir("fifo"), &b, &err), ERR_CORRUPT);
+    assert_int_equal(fs_read_regular(dir, &b, &err), ERR_CORRUPT);
+    assert_int_equal(fs_read_regular(in_dir("plain/below"), &b, &err), ERR_CORRUPT);
     assert_int_equal(fs_read_regular(in_dir("missing"), &b, &err), ERR_NOT_FOUND);
     assert_int_equal(b.len, 0);
     buffer_free(&b);
