@@ -4,10 +4,10 @@
 #   make demo       set up, build, train the example, kill a worker, see it recover
 #   make test       set up, build, run every test
 #   make bench      benchmarks into build/bench.jsonl
-#   make lint       compiler warnings as errors, clang-format, cppcheck
+#   make lint       house rules (tests/lint.sh), cppcheck where it is installed
 #
 # A room (folder) is a library; sources are found by folder, so a new file needs
-# no line here. Dependencies between rooms are the *_USES lists below.
+# no line here. Dependencies between rooms are the L_* lists below.
 
 BUILD ?= build
 CC ?= gcc

@@ -70,6 +70,12 @@ int ctl_usage(const char *verb, const char *fmt, ...) PRINTF_LIKE(2, 3);
 /* A JobRef in `arena`. */
 Boost__JobRef *ctl_ref(struct arena *arena, const char *text);
 
+struct job_file;
+struct option_list;
+/* Reads a job file (ctl_files.c) and applies --set; format NULL: by content. jobfile_free() after failure too. */
+int ctl_load_job(struct job_file *file, const char *path, const char *format, bool allow_unknown,
+                 const struct option_list *set, struct error *err);
+
 /* ---- verbs -------------------------------------------------------------------- */
 
 int verb_submit(struct ctl *ctl, int argc, char **argv);

@@ -11,8 +11,8 @@
 #include "proto/jobfile.h"
 #include "worker/plan/plan.h"
 
-static int load(struct job_file *file, const char *path, const char *format_name, bool allow_unknown,
-                const struct option_list *set, struct error *err)
+int ctl_load_job(struct job_file *file, const char *path, const char *format_name, bool allow_unknown,
+                 const struct option_list *set, struct error *err)
 {
     enum job_format format = JOB_FORMAT_AUTO;
     int rc = format_name ? job_format_by_name(format_name, &format, err) : ERR_OK;
@@ -48,7 +48,7 @@ int verb_validate(struct ctl *ctl, int argc, char **argv)
         return ctl_usage("validate", "takes one job file");
     struct error err;
     struct job_file file = {0};
-    int rc = load(&file, argv[first], format, allow_unknown, &set, &err);
+    int rc = ctl_load_job(&file, argv[first], format, allow_unknown, &set, &err);
     if (!rc && (rc = plan_validate(file.spec, &err)))
         error_context(&err, "%s", argv[first]);
     bool json = ctl->output == OUTPUT_JSON || ctl->output == OUTPUT_JSONL;
@@ -100,7 +100,7 @@ int verb_convert(struct ctl *ctl, int argc, char **argv)
     struct buffer out;
     buffer_init(&out, LIMIT_FRAME);
     enum job_format target = encode ? JOB_FORMAT_BINARY : JOB_FORMAT_TEXT;
-    int rc = load(&file, argv[first], format, allow_unknown, &set, &err);
+    int rc = ctl_load_job(&file, argv[first], format, allow_unknown, &set, &err);
     if (!rc && to)
         rc = job_format_by_name(to, &target, &err);
     if (!rc && target == JOB_FORMAT_AUTO)

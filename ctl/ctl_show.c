@@ -9,12 +9,6 @@
 #include "proto/base/clock.h"
 #include "proto/text.h"
 
-static const char *enum_name(const ProtobufCEnumDescriptor *type, int value)
-{
-    const ProtobufCEnumValue *v = protobuf_c_enum_descriptor_get_value(type, value);
-    return v ? v->name : "UNKNOWN";
-}
-
 static void line(const char *label, const char *text)
 {
     if (!text || !*text)

@@ -169,8 +169,10 @@ static int print_status(struct ctl *ctl, Boost__ListRequest *list, bool patient,
 static bool fill_states(const char *text, Boost__ListRequest *list, Boost__JobState__Value *states)
 {
     char copy[256];
-    if (strlen(text) >= sizeof copy)
+    if (strlen(text) >= sizeof copy) {
+        ctl_usage("status", "-s takes a list of at most %zu bytes", sizeof copy - 1);
         return false;
+    }
     memcpy(copy, text, strlen(text) + 1);
     char *rest = copy, *word;
     while ((word = strsep(&rest, ",")))
@@ -182,10 +184,13 @@ static bool fill_states(const char *text, Boost__ListRequest *list, Boost__JobSt
     return true;
 }
 
+/* A user without a name is known by the number. */
 static const char *own_name(void)
 {
+    static char number[16];
     struct passwd *pw = getpwuid(getuid());
-    return pw ? pw->pw_name : "";
+    snprintf(number, sizeof number, "%u", (unsigned)getuid());
+    return pw ? pw->pw_name : number;
 }
 
 static int watch_status(struct ctl *ctl, Boost__ListRequest *list, double seconds)
@@ -236,6 +241,14 @@ int verb_status(struct ctl *ctl, int argc, char **argv)
     long long limit;
     double seconds = 2;
     int code = EXIT_USAGE;
+    if (o.me && o.user) {
+        ctl_usage("status", "--me and -u exclude each other");
+        goto out;
+    }
+    if (first < argc && (o.me || o.user || o.states || o.since || o.limit)) {
+        ctl_usage("status", "jobs that are named are all shown: leave the filters out, or the jobs");
+        goto out;
+    }
     list.has_all = true;
     list.all = o.all || o.since || o.states;
     list.user = (char *)(uintptr_t)(o.me ? own_name() : o.user);

@@ -22,13 +22,7 @@ struct submit_options {
  * a bad file is told without a controller. */
 static int load_spec(struct job_file *file, const char *path, const struct submit_options *o, struct error *err)
 {
-    enum job_format format = JOB_FORMAT_AUTO;
-    int rc = o->format ? job_format_by_name(o->format, &format, err) : ERR_OK;
-    if (!rc)
-        rc = jobfile_load(file, path, format, o->allow_unknown, err);
-    for (int i = 0; !rc && i < o->set.n; i++)
-        if ((rc = jobfile_set(file->spec, &file->arena, o->set.items[i], err)))
-            error_context(err, "--set %s", o->set.items[i]);
+    int rc = ctl_load_job(file, path, o->format, o->allow_unknown, &o->set, err);
     if (rc)
         return rc;
     char cwd[4096];

@@ -7,6 +7,8 @@
 #include <string.h>
 #include <strings.h>
 
+#include "proto/base/utf8.h"
+
 static char *with_unit(double value, double step, const char *const *units, char out[FORMAT_TEXT])
 {
     int unit = 0;
@@ -51,11 +53,13 @@ char *format_duration(double seconds, char out[FORMAT_TEXT])
     return out;
 }
 
+static const double duration_max = 4e9; /* seconds: in nanoseconds, and added to a clock, it fits into 64 bits */
+
 bool parse_duration(const char *text, double *seconds)
 {
     char *end;
     double value = strtod(text, &end);
-    if (end == text || !(value >= 0) || !isfinite(value))
+    if (end == text || !(value >= 0))
         return false;
     static const struct {
         const char *unit;
@@ -64,7 +68,7 @@ bool parse_duration(const char *text, double *seconds)
     for (size_t i = 0; i < sizeof units / sizeof *units; i++)
         if (!strcmp(end, units[i].unit)) {
             *seconds = value * units[i].seconds;
-            return true;
+            return *seconds <= duration_max;
         }
     return false;
 }
@@ -72,18 +76,17 @@ bool parse_duration(const char *text, double *seconds)
 static const struct {
     Boost__JobState__Value state;
     const char *letters, *name, *color;
-    bool ended;
 } states[] = {
-    {BOOST__JOB_STATE__VALUE__QUEUED, "Q", "QUEUED", "\033[33m", false},
-    {BOOST__JOB_STATE__VALUE__HELD, "H", "HELD", "\033[35m", false},
-    {BOOST__JOB_STATE__VALUE__STARTING, "S", "STARTING", "\033[36m", false},
-    {BOOST__JOB_STATE__VALUE__RUNNING, "R", "RUNNING", "\033[32m", false},
-    {BOOST__JOB_STATE__VALUE__RECOVERING, "RC", "RECOVERING", "\033[33m", false},
-    {BOOST__JOB_STATE__VALUE__STOPPING, "SP", "STOPPING", "\033[36m", false},
-    {BOOST__JOB_STATE__VALUE__COMPLETED, "CD", "COMPLETED", "\033[32m", true},
-    {BOOST__JOB_STATE__VALUE__FAILED, "F", "FAILED", "\033[31m", true},
-    {BOOST__JOB_STATE__VALUE__CANCELLED, "CA", "CANCELLED", "\033[90m", true},
-    {BOOST__JOB_STATE__VALUE__TIMEOUT, "TO", "TIMEOUT", "\033[31m", true},
+    {BOOST__JOB_STATE__VALUE__QUEUED, "Q", "QUEUED", "\033[33m"},
+    {BOOST__JOB_STATE__VALUE__HELD, "H", "HELD", "\033[35m"},
+    {BOOST__JOB_STATE__VALUE__STARTING, "S", "STARTING", "\033[36m"},
+    {BOOST__JOB_STATE__VALUE__RUNNING, "R", "RUNNING", "\033[32m"},
+    {BOOST__JOB_STATE__VALUE__RECOVERING, "RC", "RECOVERING", "\033[33m"},
+    {BOOST__JOB_STATE__VALUE__STOPPING, "SP", "STOPPING", "\033[36m"},
+    {BOOST__JOB_STATE__VALUE__COMPLETED, "CD", "COMPLETED", "\033[32m"},
+    {BOOST__JOB_STATE__VALUE__FAILED, "F", "FAILED", "\033[31m"},
+    {BOOST__JOB_STATE__VALUE__CANCELLED, "CA", "CANCELLED", "\033[90m"},
+    {BOOST__JOB_STATE__VALUE__TIMEOUT, "TO", "TIMEOUT", "\033[31m"},
 };
 enum { STATES = sizeof states / sizeof *states };
 
@@ -102,11 +105,6 @@ const char *state_color(Boost__JobState__Value s)
     return (unsigned)s < STATES ? states[s].color : "";
 }
 
-bool state_ended(Boost__JobState__Value s)
-{
-    return (unsigned)s < STATES && states[s].ended;
-}
-
 bool state_parse(const char *text, Boost__JobState__Value *out)
 {
     for (int i = 0; i < STATES; i++)
@@ -117,10 +115,15 @@ bool state_parse(const char *text, Boost__JobState__Value *out)
     return false;
 }
 
+const char *enum_name(const ProtobufCEnumDescriptor *type, int value)
+{
+    const ProtobufCEnumValue *v = protobuf_c_enum_descriptor_get_value(type, value);
+    return v ? v->name : "UNKNOWN";
+}
+
 const char *reason_name(Boost__Reason__Value r)
 {
-    const ProtobufCEnumValue *v = protobuf_c_enum_descriptor_get_value(&boost__reason__value__descriptor, (int)r);
-    return r == BOOST__REASON__VALUE__NONE || !v ? "" : v->name;
+    return r == BOOST__REASON__VALUE__NONE ? "" : enum_name(&boost__reason__value__descriptor, (int)r);
 }
 
 /* ---- tables ---------------------------------------------------------------- */
@@ -137,27 +140,19 @@ struct table {
     size_t n, cap;
 };
 
-/* Bytes of the UTF-8 sequence at s, 0 when it is none. */
-static size_t utf8_length(const unsigned char *s)
-{
-    size_t len = s[0] < 0x80 ? 1 : (s[0] & 0xe0) == 0xc0 ? 2 : (s[0] & 0xf0) == 0xe0 ? 3 : (s[0] & 0xf8) == 0xf0 ? 4 : 0;
-    for (size_t i = 1; i < len; i++)
-        if ((s[i] & 0xc0) != 0x80)
-            return 0;
-    return len;
-}
-
 void print_safe(FILE *out, const char *text)
 {
-    for (const unsigned char *s = (const unsigned char *)text; *s;) {
-        size_t len = utf8_length(s);
+    for (size_t left = strlen(text); left;) {
+        const unsigned char *s = (const unsigned char *)text;
+        size_t len = utf8_length(s, left);
         bool control = len == 1 && (*s < 0x20 || *s == 0x7f) && *s != '\n' && *s != '\t';
         bool c1 = len == 2 && s[0] == 0xc2 && s[1] < 0xa0;
         if (!len || control || c1)
             putc('?', out);
         else
             fwrite(s, 1, len, out);
-        s += len ? len : 1;
+        text += len ? len : 1;
+        left -= len ? len : 1;
     }
 }
 

@@ -22,9 +22,9 @@ bool parse_duration(const char *text, double *seconds);
 /* "R", "RC", ...; "QUEUED" and so on. */
 const char *state_letters(Boost__JobState__Value s);
 const char *state_name(Boost__JobState__Value s);
-bool state_ended(Boost__JobState__Value s);
 /* By name or letters, any case; false when unknown. */
 bool state_parse(const char *text, Boost__JobState__Value *out);
+const char *enum_name(const ProtobufCEnumDescriptor *type, int value); /* "UNKNOWN" for a value without one */
 const char *reason_name(Boost__Reason__Value r); /* "" for NONE */
 const char *state_color(Boost__JobState__Value s); /* an escape sequence */
 

@@ -8,6 +8,7 @@
 
 #include "ctl/format.h"
 #include "proto/base/clock.h"
+#include "proto/base/utf8.h"
 #include "proto/json.h"
 
 json_t *json_document(const char *schema)
@@ -23,24 +24,6 @@ void json_put(json_t *object, const char *key, json_t *value)
         json_object_set_new(object, key, value);
 }
 
-/* Length of the well-formed UTF-8 sequence at s[0..len), 0 when there is none (overlong
- * forms, surrogates and numbers above U+10FFFF are not well formed). */
-static size_t sequence(const unsigned char *s, size_t len)
-{
-    if (s[0] < 0x80)
-        return 1;
-    size_t need = s[0] >= 0xc2 && s[0] <= 0xdf ? 2 : (s[0] & 0xf0) == 0xe0 ? 3 : s[0] >= 0xf0 && s[0] <= 0xf4 ? 4 : 0;
-    if (!need || need > len)
-        return 0;
-    for (size_t i = 1; i < need; i++)
-        if ((s[i] & 0xc0) != 0x80)
-            return 0;
-    if ((s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] > 0x9f) || (s[0] == 0xf0 && s[1] < 0x90) ||
-        (s[0] == 0xf4 && s[1] > 0x8f))
-        return 0;
-    return need;
-}
-
 json_t *json_bytes(const void *data, size_t len)
 {
     const unsigned char *s = data;
@@ -49,12 +32,12 @@ json_t *json_bytes(const void *data, size_t len)
         return NULL;
     size_t used = 0;
     for (size_t i = 0; i < len;) {
-        size_t n = sequence(s + i, len - i);
+        size_t n = utf8_length(s + i, len - i);
         if (n) {
             memcpy(clean + used, s + i, n);
             used += n;
         } else {
-            memcpy(clean + used, "\xef\xbf\xbd", 3); /* U+FFFD */
+            memcpy(clean + used, UTF8_REPLACEMENT, 3);
             used += 3;
         }
         i += n ? n : 1;
@@ -138,12 +121,6 @@ json_t *json_event(const Boost__Event *e)
     json_put(o, "kind", json_text(e->kind));
     json_put(o, "text", json_text(e->text));
     return o;
-}
-
-static const char *enum_name(const ProtobufCEnumDescriptor *type, int value)
-{
-    const ProtobufCEnumValue *v = protobuf_c_enum_descriptor_get_value(type, value);
-    return v ? v->name : "UNKNOWN";
 }
 
 json_t *json_checkpoint(const Boost__CheckpointInfo *c)

@@ -156,7 +156,10 @@ int ctl_end_follow(const char *job, const struct error *err)
 {
     if (err->code != ERR_CANCELLED)
         return ctl_fail(err);
-    fprintf(stderr, "\nboostctl: stopped following; job %s goes on (stop it with: boostctl cancel %s)\n", job, job);
+    if (*job)
+        fprintf(stderr, "\nboostctl: stopped following; job %s goes on (stop it with: boostctl cancel %s)\n", job, job);
+    else
+        fprintf(stderr, "\nboostctl: stopped following; the jobs go on\n");
     return EXIT_INTERRUPTED;
 }
 

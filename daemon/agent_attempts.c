@@ -139,7 +139,7 @@ static int load_start(const char *run_dir, const char *name, Boost__AttemptStart
     if (!rc && (!S_ISREG(st.st_mode) || st.st_uid != geteuid()))
         rc = error_set(err, ERR_CORRUPT, "%s was not written by this agent", path);
     if (!rc)
-        rc = fs_read_file(path, &packed, err);
+        rc = fs_read_regular(path, &packed, err);
     if (!rc) {
         /* Checks the bytes before they become a message that this process keeps. */
         struct arena a;
@@ -170,7 +170,7 @@ static void quarantine(struct agent *agent, const char *run_dir, const char *nam
     struct procid keeper;
     struct error err;
     int rc = fs_join(path, sizeof path, &err, run_dir, "keeper.id");
-    if (!rc && rank_file_regular(path) && !procid_load(path, &keeper, NULL) && !procid_signal(&keeper, SIGTERM, NULL))
+    if (!rc && !procid_load(path, &keeper, NULL) && !procid_signal(&keeper, SIGTERM, NULL))
         log_line(LOG_WARN, "%s: its keeper still ran and was told to kill everything", name);
     snprintf(marker, sizeof marker, "BOOST_RUN_DIR=%s", run_dir);
     struct proc_sweep sweep = {.marker = marker};

@@ -66,16 +66,30 @@ static int shard_path(char out[PATH_MAX], const char *dir, const char *file, str
 
 /* ---- shards ---- */
 
-static int open_shard(const char *path, int64_t bytes, int *fd, struct error *err)
+/* Opens a file that a user may have put anything in the place of; what is there instead of it is damage, as a
+ * missing one is, and no reason to look again and again. */
+static int open_regular(const char *path, int *fd, int64_t *size, struct error *err)
 {
     struct stat st;
     *fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (*fd < 0)
-        return error_errno(err, errno, "shard %s", path);
-    if (fstat(*fd, &st) < 0)
-        return error_errno(err, errno, "shard %s", path);
-    if (!S_ISREG(st.st_mode) || st.st_size != bytes)
-        return error_set(err, ERR_CORRUPT, "shard %s has %lld bytes, %lld were written", path, (long long)st.st_size,
+    if (*fd < 0 && (errno == ENOTDIR || errno == ELOOP || errno == ENXIO))
+        return error_set(err, ERR_CORRUPT, "%s is not a regular file: %s", path, strerror(errno));
+    if (*fd < 0 || fstat(*fd, &st) < 0)
+        return error_errno(err, errno, "cannot open %s", path);
+    if (!S_ISREG(st.st_mode))
+        return error_set(err, ERR_CORRUPT, "%s is not a regular file", path);
+    *size = st.st_size;
+    return ERR_OK;
+}
+
+static int open_shard(const char *path, int64_t bytes, int *fd, struct error *err)
+{
+    int64_t size = 0;
+    int rc = open_regular(path, fd, &size, err);
+    if (rc)
+        return error_context(err, "shard");
+    if (size != bytes)
+        return error_set(err, ERR_CORRUPT, "shard %s has %lld bytes, %lld were written", path, (long long)size,
                          (long long)bytes);
     return ERR_OK;
 }
@@ -213,6 +227,28 @@ int checkpoint_write_manifest(const Boost__WriteManifest *o, int64_t job, struct
 
 /* ---- verify ---- */
 
+static int read_manifest(const char *path, struct buffer *text, struct error *err)
+{
+    int fd = -1;
+    int64_t size = 0;
+    char chunk[16 << 10];
+    int rc = open_regular(path, &fd, &size, err);
+    while (!rc) {
+        ssize_t n = read(fd, chunk, sizeof chunk);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            rc = error_errno(err, errno, "cannot read %s", path);
+        else if (n > 0 && buffer_append(text, chunk, (size_t)n))
+            rc = error_set(err, ERR_CORRUPT, "%s is larger than the limit of %zu bytes", path, text->max);
+        if (n <= 0)
+            break;
+    }
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
 static int load_manifest(const char *dir, int64_t step, int32_t attempt, json_t **out, struct error *err)
 {
     char path[PATH_MAX];
@@ -222,7 +258,7 @@ static int load_manifest(const char *dir, int64_t step, int32_t attempt, json_t 
     *out = NULL;
     int rc = fs_join(path, sizeof path, err, dir, manifest_name);
     if (!rc)
-        rc = fs_read_file(path, &text, err);
+        rc = read_manifest(path, &text, err);
     if (!rc && !(*out = json_loadb(text.data ? (char *)text.data : "", text.len, 0, &where)))
         rc = error_set(err, ERR_CORRUPT, "%s is damaged: line %d: %s", path, where.line, where.text);
     if (!rc) {

@@ -190,8 +190,8 @@ void acks_load(struct agent_attempt *a)
     char path[PATH_MAX];
     struct buffer text;
     buffer_init(&text, ACKS_MAX);
-    if (fs_join(path, sizeof path, NULL, a->run_dir, "agent.acks") || !rank_file_regular(path) ||
-        fs_read_file(path, &text, NULL) || !text.len)
+    if (fs_join(path, sizeof path, NULL, a->run_dir, "agent.acks") ||
+        fs_read_regular(path, &text, NULL) || !text.len)
         goto out;
     for (char *at = (char *)text.data; *at;) {
         char *end;

@@ -192,7 +192,7 @@ static void keeper_failed(struct agent_attempt *a, const char *what)
     char path[PATH_MAX];
     struct buffer log;
     buffer_init(&log, 1 << 20);
-    if (!fs_join(path, sizeof path, NULL, a->run_dir, "keeper.log") && fs_read_file(path, &log, NULL))
+    if (!fs_join(path, sizeof path, NULL, a->run_dir, "keeper.log") && fs_read_regular(path, &log, NULL))
         buffer_clear(&log);
     size_t from = log.len > LOG_TAIL ? log.len - LOG_TAIL : 0;
     error_set(&l.err, ERR_IO, "boost-keeper %s: %s", what, log.len ? (char *)log.data + from : "it left no message");

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/frame_out.h"
 #include "daemon/log.h"
 #include "proto/base/clock.h"
 #include "proto/frame.h"
@@ -90,6 +91,12 @@ static void fail(struct link_up *link, const char *why, const char *hint)
         link->ops->lost(link->ops->arg);
 }
 
+void link_up_again(struct link_up *link, const char *why)
+{
+    if (link_up_ready(link))
+        fail(link, why, NULL);
+}
+
 static void wait_and_retry(struct link_up *link)
 {
     link->state = LINK_WAITING;
@@ -102,17 +109,9 @@ static void wait_and_retry(struct link_up *link)
 
 /* ---- sending ---- */
 
-struct outgoing {
-    uv_write_t request;
-    struct buffer bytes;
-};
-
-static void written(uv_write_t *request, int status)
+static void sent(uv_stream_t *stream, int status)
 {
-    struct outgoing *o = request->data;
-    struct connection *c = request->handle->data;
-    buffer_free(&o->bytes);
-    free(o);
+    struct connection *c = stream->data;
     if (status < 0 && status != UV_ECANCELED && c->link)
         fail(c->link, uv_strerror(status), NULL);
 }
@@ -120,24 +119,10 @@ static void written(uv_write_t *request, int status)
 static bool send_frame(struct link_up *link, const ProtobufCMessage *message)
 {
     struct error err;
-    struct outgoing *o = calloc(1, sizeof *o);
-    if (!o)
-        return false;
-    buffer_init(&o->bytes, LIMIT_FRAME + FRAME_HEADER);
-    int rc = frame_append(&o->bytes, message, &err);
-    if (rc)
-        log_error(LOG_ERROR, &err, "a message for the controller is not sent");
-    if (!rc) {
-        uv_buf_t bytes = uv_buf_init((char *)o->bytes.data, (unsigned)o->bytes.len);
-        o->request.data = o;
-        rc = uv_write(&o->request, (uv_stream_t *)&link->connection->pipe, &bytes, 1, written);
-    }
-    if (rc) {
-        buffer_free(&o->bytes);
-        free(o);
-        return false;
-    }
-    return true;
+    if (!frame_out((uv_stream_t *)&link->connection->pipe, message, sent, &err))
+        return true;
+    log_error(LOG_ERROR, &err, "a message for the controller is not sent");
+    return false;
 }
 
 bool link_up_send(struct link_up *link, const Boost__AgentMessage *message)

@@ -33,6 +33,8 @@ void link_up_close(struct link_up *link);
 /* False when not registered or over the frame limit: the caller keeps the report. */
 bool link_up_send(struct link_up *link, const Boost__AgentMessage *message);
 bool link_up_ready(const struct link_up *link); /* NULL: no */
+/* Breaks the connection, so that the next Register says what has changed. */
+void link_up_again(struct link_up *link, const char *why);
 /* Bytes accepted by link_up_send that the socket has not taken yet. */
 size_t link_up_queued(const struct link_up *link);
 

@@ -14,13 +14,13 @@
 #include "proto/base/fs.h"
 #include "proto/version.h"
 
-enum { EXIT_USAGE = 2, EXIT_IN_USE = 5, MAX_SETS = 64, ASSIGNMENT = PATH_MAX + 64, CONFIG_ARENA = 4 << 20 };
+enum { EXIT_USAGE = 2, EXIT_IN_USE = 5, MAX_SETS = 64, FIELD_OPTIONS = 4, ASSIGNMENT = PATH_MAX + 64, CONFIG_ARENA = 4 << 20 };
 
 struct options {
     const char *config, *keeper, *worker, *controller_socket;
-    const char *sets[MAX_SETS];
+    const char *sets[MAX_SETS + FIELD_OPTIONS];
     size_t set_count;
-    char texts[8][ASSIGNMENT]; /* of options that are assignments */
+    char texts[FIELD_OPTIONS][ASSIGNMENT]; /* of options that are assignments, each at most once */
     size_t text_count;
 };
 
@@ -45,9 +45,7 @@ static void usage(FILE *out)
 
 static void add_set(struct options *o, const char *field, const char *value)
 {
-    if (o->set_count == MAX_SETS)
-        return;
-    char *text = o->texts[o->text_count++ % (sizeof o->texts / sizeof *o->texts)];
+    char *text = o->texts[o->text_count++];
     snprintf(text, ASSIGNMENT, "%s=%s", field, value);
     o->sets[o->set_count++] = text;
 }
@@ -88,7 +86,7 @@ static int parse(int argc, char **argv, struct options *o)
             o->controller_socket = optarg;
             break;
         case SET:
-            if (o->set_count == MAX_SETS) {
+            if (o->set_count - o->text_count == MAX_SETS) {
                 fprintf(stderr, "boost-agent: more than %d --set\n", MAX_SETS);
                 return EXIT_USAGE;
             }

@@ -16,6 +16,7 @@
 #include "daemon/log.h"
 #include "proto/base/clock.h"
 #include "proto/base/fs.h"
+#include "proto/reflect.h"
 
 enum { FORGET_WAIT_MS = 30000 /* for metrics still to be acknowledged */ };
 
@@ -56,13 +57,7 @@ static int check_order(struct agent *agent, const Boost__AttemptStart *s, struct
 /* A copy of the order with what only this node knows filled in. */
 static Boost__AttemptStart *complete_order(struct agent *agent, const Boost__AttemptStart *order)
 {
-    size_t size = boost__attempt_start__get_packed_size(order);
-    uint8_t *packed = malloc(size);
-    if (!packed)
-        return NULL;
-    boost__attempt_start__pack(order, packed);
-    Boost__AttemptStart *s = boost__attempt_start__unpack(NULL, size, packed);
-    free(packed);
+    Boost__AttemptStart *s = (Boost__AttemptStart *)reflect_clone(&order->base);
     if (!s)
         return NULL;
     char run_dir[PATH_MAX];

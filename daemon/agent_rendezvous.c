@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "daemon/agent_node.h"
+#include "daemon/frame_out.h"
 #include "daemon/log.h"
 #include "proto/base/crc32c.h"
 #include "proto/base/fs.h"
@@ -66,19 +67,6 @@ struct rendezvous_server {
 
 /* ---- answers ---- */
 
-struct outgoing {
-    uv_write_t request;
-    struct buffer bytes;
-};
-
-static void written(uv_write_t *request, int status)
-{
-    (void)status; /* a client that is gone is met by its read */
-    struct outgoing *o = request->data;
-    buffer_free(&o->bytes);
-    free(o);
-}
-
 static void reply(struct client *c, uint64_t rank_id, Boost__KvResult *result)
 {
     Boost__RankReply r = BOOST__RANK_REPLY__INIT;
@@ -86,20 +74,9 @@ static void reply(struct client *c, uint64_t rank_id, Boost__KvResult *result)
     r.has_id = true;
     r.id = rank_id;
     r.result = result;
-    struct outgoing *o = calloc(1, sizeof *o);
-    if (!o)
-        return;
-    buffer_init(&o->bytes, LIMIT_FRAME + FRAME_HEADER);
-    o->request.data = o;
-    int rc = frame_append(&o->bytes, &r.base, &err);
-    if (!rc) {
-        uv_buf_t bytes = uv_buf_init((char *)o->bytes.data, (unsigned)o->bytes.len);
-        rc = uv_write(&o->request, (uv_stream_t *)&c->pipe, &bytes, 1, written);
-    }
-    if (rc) {
-        buffer_free(&o->bytes);
-        free(o);
-    }
+    /* A client that is gone is met by its read. */
+    if (frame_out((uv_stream_t *)&c->pipe, &r.base, NULL, &err))
+        log_error(LOG_WARN, &err, "an answer to a rank");
 }
 
 static void reply_error(struct client *c, uint64_t rank_id, const char *text)

@@ -45,7 +45,7 @@ struct agent_tasks {
     uv_timer_t follow;
     struct task *followers; /* waiting for more of a log */
     struct task *working;
-    bool closing;
+    bool closing, closed; /* closed: the timer is; the last task that a thread still has frees this */
 };
 
 /* ---- replies ---- */
@@ -156,6 +156,8 @@ static void task_done(uv_work_t *work, int status)
     unlink_task(&tasks->working, t);
     if (status == UV_ECANCELED || tasks->closing) {
         free_task(t);
+        if (tasks->closed && !tasks->working)
+            free(tasks);
         return;
     }
     bool wait = !t->rc && t->order->body_case == BOOST__TASK__BODY_READ_LOG && !t->data.len && !t->over &&
@@ -242,23 +244,11 @@ void agent_tasks_forget(struct agent *agent)
     }
 }
 
-static Boost__Task *copy_order(const Boost__Task *order)
-{
-    size_t size = boost__task__get_packed_size(order);
-    uint8_t *packed = malloc(size ? size : 1);
-    if (!packed)
-        return NULL;
-    boost__task__pack(order, packed);
-    Boost__Task *copy = boost__task__unpack(NULL, size, packed);
-    free(packed);
-    return copy;
-}
-
 void agent_tasks_take(struct agent *agent, const Boost__Task *order)
 {
     struct task *t = calloc(1, sizeof *t);
     if (t)
-        t->order = copy_order(order);
+        t->order = (Boost__Task *)reflect_clone(&order->base);
     if (!t || !t->order) {
         log_line(LOG_ERROR, "no memory for a task of the controller");
         free(t);
@@ -293,7 +283,10 @@ int agent_tasks_create(struct agent *agent, struct agent_tasks **out, struct err
 
 static void follow_closed(uv_handle_t *handle)
 {
-    free(handle->data);
+    struct agent_tasks *tasks = handle->data;
+    tasks->closed = true;
+    if (!tasks->working)
+        free(tasks);
 }
 
 void agent_tasks_close(struct agent_tasks *tasks)

@@ -44,7 +44,7 @@ static void load_exit(struct agent_attempt *a, struct agent_rank *r)
     if (r->exit || !own_file(a, name, path))
         return;
     buffer_init(&packed, LIMIT_FRAME);
-    int rc = fs_read_file(path, &packed, &err);
+    int rc = fs_read_regular(path, &packed, &err);
     if (!rc) {
         r->exit = boost__exit_record__unpack(NULL, packed.len, packed.data);
         if (!r->exit)
@@ -63,7 +63,7 @@ static void load_identities(struct agent_attempt *a)
         a->has_keeper = !procid_load(path, &a->keeper, NULL);
     if (a->has_keeper && !a->cgroup.path[0] && own_file(a, "keeper.cgroup", path)) {
         buffer_init(&text, PATH_MAX);
-        if (!fs_read_file(path, &text, NULL) && text.len)
+        if (!fs_read_regular(path, &text, NULL) && text.len)
             cgroup_adopt(&a->cgroup, (char *)text.data);
         buffer_free(&text);
     }
@@ -137,7 +137,7 @@ static int write_lost_ends(struct agent_attempt *a, struct error *err)
                 buffer_clear(&tail);
         }
         seq++;
-        struct rank_end end = {
+        struct rank_exit end = {
             .rank = r->rank, .seq = seq, .wall_ns = clock_wall_ns(), .lost = true, .killed_by_us = a->kill};
         rc = rank_exit_write(a->start, &end, &tail, err);
         buffer_free(&tail);
@@ -156,10 +156,8 @@ static void take_over_from_lost_keeper(struct agent_attempt *a)
                  (long)a->keeper.pid);
         log_line(LOG_ERROR, "%s: %s", a->run_dir, a->note);
     }
-    if (sweep(a)) {
-        agent_poll_soon(a->agent);
+    if (sweep(a)) /* the clock looks again: one that cannot die must not keep this node busy with looking */
         return;
-    }
     if (write_lost_ends(a, &err)) {
         log_error(LOG_ERROR, &err, "%s: not over yet", a->run_dir);
         return;
@@ -241,13 +239,14 @@ static void look_at_progress(struct agent_attempt *a, struct agent_rank *r)
     char text[512];
     Boost__HangReport report = BOOST__HANG_REPORT__INIT;
     hang_describe(&r->hang, r->rank, now, hang_limit_ns(&r->hang, c->hang_min_ms, c->hang_max_ms), text, sizeof text);
-    log_line(LOG_WARN, "attempt %lld.%d: %s", (long long)a->job, a->attempt, text);
     report.has_job = report.has_attempt = report.has_rank = true;
     report.job = a->job;
     report.attempt = a->attempt;
     report.rank = r->rank;
     report.text = text;
-    if (!agent_send(a->agent, BOOST__AGENT_MESSAGE__BODY_HANG, &report.base))
+    if (agent_send(a->agent, BOOST__AGENT_MESSAGE__BODY_HANG, &report.base))
+        log_line(LOG_WARN, "attempt %lld.%d: %s", (long long)a->job, a->attempt, text);
+    else
         r->hang.reported = false; /* again once there is somebody to tell */
 }
 
@@ -333,10 +332,26 @@ static void report(struct agent_attempt *a)
         send_end(a);
 }
 
+/* One that another controller began. Ours knows of it only that it takes devices, from our Register: its end is told
+ * by another Register. All else is kept until its own controller is back. */
+static void poll_of_another(struct agent_attempt *a)
+{
+    if (a->state == ATTEMPT_ENDED)
+        return;
+    load_identities(a);
+    look_after_keeper(a);
+    if (a->state == ATTEMPT_ENDED)
+        link_up_again(a->agent->link, "an attempt of another controller has ended, which frees its devices");
+}
+
 void attempt_poll(struct agent_attempt *a)
 {
-    if (!attempt_is_ours(a) || a->busy)
+    if (a->busy)
         return; /* a thread or a process works on it and says when it is done */
+    if (!attempt_is_ours(a)) {
+        poll_of_another(a);
+        return;
+    }
     if (a->state != ATTEMPT_ENDED) {
         load_identities(a);
         look_after_keeper(a);

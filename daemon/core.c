@@ -45,6 +45,7 @@ static void run_timers(struct core *c, int64_t now)
     c->due = INT64_MAX;
     due_at(c, nodes_run(c, now));
     due_at(c, tasks_run(c, now));
+    due_at(c, changes_run(c, now));
     if (now >= c->kv_due)
         c->kv_due = kv_expire(c->kv, now);
     due_at(c, c->kv_due);

@@ -328,8 +328,9 @@ static void on_refused(struct core *c, struct node *n, const Boost__AttemptRefus
     const char *why = x->text && *x->text ? x->text : "no reason given";
     snprintf(text, sizeof text, "%s refused to start it: %.500s%s%.300s", n->name, why, x->hint && *x->hint ? "; " : "",
              x->hint ? x->hint : "");
-    bool spec = x->class_ == CLASS(SPEC);
     Boost__Reason__Value reason = x->reason;
+    /* A full disk is no fault of the job: it passes, or the job comes to be HELD until there is room. */
+    bool spec = x->class_ == CLASS(SPEC) && reason != REASON(DiskFull);
     if (reason == REASON(NONE))
         reason = spec ? REASON(SpecError) : REASON(RankExit);
     /* Nothing of it runs there: that is what refusing means. */

@@ -215,6 +215,9 @@ static void adopt(struct core *c, struct job *job)
         newest->running_mono = mono_of(c, newest->running_ns);
     if (a)
         adopt_attempt(c, job, a);
+    if (a && !a->n_parts) /* its row is damaged: whatever still runs of it is fenced when its agent registers */
+        attempt_fail(c, job, a, CLASS(INFRA), REASON(NodeLost), "node-lost", NULL,
+                     "where it ran is not known: its placement in state.db cannot be read");
     if (job->state == STATE(RECOVERING) && !a && newest) {
         int64_t delay = c->backoff_min_ns;
         for (int i = 1; i < job->backoff_count && delay < c->backoff_max_ns; i++)

@@ -6,6 +6,7 @@
 
 #include "daemon/core_internal.h"
 #include "proto/base/buffer.h"
+#include "proto/base/utf8.h"
 #include "proto/rankfiles.h"
 
 enum { TAIL_LINES = 3, TAIL_LINE_BYTES = 200 };
@@ -106,25 +107,14 @@ Boost__Reason__Value cause_reason(const struct job *job, const struct attempt *a
 /* Bytes of a rank are shown as they are where they are text; the rest as '?', so that a row stays UTF-8. */
 static void append_text(struct buffer *b, const uint8_t *s, size_t len)
 {
-    for (size_t i = 0; i < len; i++) {
-        size_t more = s[i] < 0x80                   ? 0
-                      : s[i] >= 0xC2 && s[i] < 0xE0 ? 1
-                      : (s[i] & 0xF0) == 0xE0       ? 2
-                      : s[i] >= 0xF0 && s[i] < 0xF5 ? 3
-                                                    : 9;
-        bool whole = more != 9 && i + more < len;
-        for (size_t k = 1; whole && k <= more; k++)
-            whole = (s[i + k] & 0xC0) == 0x80;
-        if (whole && more == 2) /* overlong forms and surrogates */
-            whole = !(s[i] == 0xE0 && s[i + 1] < 0xA0) && !(s[i] == 0xED && s[i + 1] >= 0xA0);
-        if (whole && more == 3)
-            whole = !(s[i] == 0xF0 && s[i + 1] < 0x90) && !(s[i] == 0xF4 && s[i + 1] >= 0x90);
-        if (!whole || (more == 0 && (s[i] < 0x20 || s[i] == 0x7F))) {
+    for (size_t i = 0; i < len;) {
+        size_t n = utf8_length(s + i, len - i);
+        bool control = n == 1 && (s[i] < 0x20 || s[i] == 0x7F);
+        if (n && !control)
+            buffer_append(b, s + i, n);
+        else
             buffer_append(b, s[i] == '\t' || s[i] == '\n' ? " " : "?", 1);
-            continue;
-        }
-        buffer_append(b, s + i, more + 1);
-        i += more;
+        i += n ? n : 1;
     }
 }
 

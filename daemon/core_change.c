@@ -106,6 +106,12 @@ void add_event(struct core *c, struct job *job, int attempt, const char *node, c
 void after_durable(struct core *c, void (*fn)(struct core *, void *, int, const struct error *), void *arg,
                    void (*drop)(void *))
 {
+    after_durable_or_late(c, fn, NULL, arg, drop);
+}
+
+void after_durable_or_late(struct core *c, void (*fn)(struct core *, void *, int, const struct error *),
+                           void (*late)(struct core *, void *, const struct error *), void *arg, void (*drop)(void *))
+{
     struct after *a = calloc(1, sizeof *a);
     struct after **end = &c->after;
     if (!a) {
@@ -115,10 +121,36 @@ void after_durable(struct core *c, void (*fn)(struct core *, void *, int, const 
         drop(arg);
         return;
     }
-    *a = (struct after){.fn = fn, .arg = arg, .drop = drop};
+    *a = (struct after){.fn = fn, .late = late, .arg = arg, .drop = drop};
     while (*end)
         end = &(*end)->next;
     *end = a;
+    if (late)
+        due_at(c, now_mono(c) + CORE_STORE_NS);
+}
+
+int64_t changes_run(struct core *c, int64_t now)
+{
+    int64_t next = INT64_MAX;
+    struct error err;
+    bool sick = c->store.health(c->store.arg, &err) != ERR_OK;
+    for (struct change *ch = c->changes; ch; ch = ch->next) {
+        bool over = sick && now >= ch->since + CORE_STORE_NS;
+        for (struct after *a = ch->after; a; a = a->next) {
+            if (!a->late)
+                continue;
+            if (over) {
+                a->late(c, a->arg, &err);
+                a->late = NULL;
+            } else {
+                int64_t due = ch->since + CORE_STORE_NS;
+                if (due <= now) /* only slow so far */
+                    due = now + NS_PER_S;
+                next = due < next ? due : next;
+            }
+        }
+    }
+    return next;
 }
 
 void progress_changed(struct core *c, struct job *job)
@@ -246,6 +278,8 @@ static void job_act(struct core *c, struct job *job)
         a->start_durable = true;
     if (a && actions)
         attempt_send(c, job, actions, NULL);
+    if (a && a->close_due && checkpoints_open(job, a) == 1) /* the manifests' time begins now */
+        attempt_close_anew(c, a);
     c->work = c->work || job->working.in;
     c->schedule = c->schedule || job->pending.in;
 }
@@ -303,6 +337,7 @@ void change_commit(struct core *c)
         n->dirty = false;
     }
     ch->core = c;
+    ch->since = now_mono(c);
     ch->jobs = c->dirty_jobs;
     ch->n_jobs = c->n_dirty;
     ch->after = c->after;

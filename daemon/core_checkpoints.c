@@ -179,8 +179,8 @@ static void commit(struct core *c, struct job *job, struct checkpoint *k, const 
     if (a && k->step > a->from_step)
         a->committed = true;
     newest_step(job);
-    if (job->reason == REASON(DiskFull) && job->state == STATE(RUNNING))
-        job_reason(job, REASON(NONE), "%s", "");
+    if (job->state == STATE(RUNNING) && (job->reason == REASON(DiskFull) || job->reason == REASON(NONE)))
+        job_reason(job, REASON(NONE), "%s", ""); /* what shard_failed() said */
     add_event(c, job, k->attempt, node, "controller", "checkpoint",
               "checkpoint of step %" PRId64 " committed: %d shard%s, %.1f MiB", k->step, k->world,
               k->world == 1 ? "" : "s", (double)bytes / (1 << 20));
@@ -261,8 +261,9 @@ static void shard_failed(struct core *c, struct job *job, struct attempt *a, str
     }
     snprintf(note, sizeof note, "rank %d on %s could not write its shard: %.400s", rank, node, error);
     abandon(c, job, k, node, note);
-    if (is_disk_full(error) && job->state == STATE(RUNNING))
-        job_reason(job, REASON(DiskFull), "no checkpoint of step %" PRId64 ": %s", k->step, note);
+    if (job->state == STATE(RUNNING))
+        job_reason(job, is_disk_full(error) ? REASON(DiskFull) : REASON(NONE), "no checkpoint of step %" PRId64 ": %s",
+                   k->step, note);
 }
 
 static void shard_stored(struct core *c, struct job *job, struct checkpoint *k, int rank, const Boost__ShardRecord *x)

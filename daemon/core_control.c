@@ -84,13 +84,26 @@ struct control {
     control_reply_fn reply;
     void *arg;
     char text[512];
+    bool replied;
 };
 
 static void controlled(struct core *c, void *arg, int rc, const struct error *err)
 {
     struct control *x = arg;
     (void)c;
-    x->reply(x->arg, rc, rc ? err : NULL, x->text);
+    if (!x->replied)
+        x->reply(x->arg, rc, rc ? err : NULL, x->text);
+}
+
+static void control_late(struct core *c, void *arg, const struct error *err)
+{
+    struct control *x = arg;
+    struct error late = *err;
+    (void)c;
+    error_context(&late, "not done yet");
+    error_hint(&late, "it is done by itself as soon as the state directory can be written; running jobs go on");
+    x->replied = true;
+    x->reply(x->arg, (int)late.code, &late, "");
 }
 
 static void drop_control(void *arg)
@@ -251,7 +264,7 @@ out:
         reply(arg, rc, &err, "");
         free(x);
     } else {
-        after_durable(c, controlled, x, drop_control);
+        after_durable_or_late(c, controlled, control_late, x, drop_control);
     }
     change_commit(c);
 }

@@ -1,6 +1,7 @@
 /* The end of an attempt: all of it is over, its last checkpoint is in the registry or
  * given up, the job goes on to what comes next, and the agents are told to forget it. */
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,12 +17,13 @@ static bool all_over(const struct attempt *a)
     return true;
 }
 
+/* An attempt of no known rank (see core_boot.c) is not. */
 static bool all_clean(const struct attempt *a)
 {
     for (int r = 0; r < a->world; r++)
         if (!a->ranks[r].end || a->ranks[r].end->class != CLASS(CLEAN))
             return false;
-    return true;
+    return a->world > 0;
 }
 
 static bool all_steps_done(const struct job *job, const struct attempt *a)
@@ -44,13 +46,25 @@ static bool waits_for_checkpoints(struct core *c, const struct job *job, struct 
     } else if (open == 1 && a->close_due - a->close_from < CORE_CLOSE_NS) {
         a->close_due = a->close_from + CORE_CLOSE_NS;
     }
+    /* Nothing is done for a checkpoint before its shards are in the store: a full disk there is no fault of its. */
+    if (open == 1 && job->unsettled && now_mono(c) >= a->close_due)
+        attempt_close_anew(c, a);
     due_at(c, a->close_due);
     return now_mono(c) < a->close_due;
+}
+
+void attempt_close_anew(struct core *c, struct attempt *a)
+{
+    a->close_from = now_mono(c);
+    a->close_due = a->close_from + CORE_CLOSE_NS;
 }
 
 void attempt_say_end(struct core *c, struct job *job, int attempt)
 {
     double elapsed = job->run_s;
+    char last[64] = "no checkpoint";
+    if (job->checkpoint_step >= 0)
+        snprintf(last, sizeof last, "last checkpoint at step %" PRId64, job->checkpoint_step);
     switch (job->state) {
     case STATE(COMPLETED):
         add_event(c, job, attempt, NULL, "controller", "completed",
@@ -61,12 +75,10 @@ void attempt_say_end(struct core *c, struct job *job, int attempt)
         add_event(c, job, attempt, NULL, "controller", "failed", "%s", job->reason_text);
         break;
     case STATE(CANCELLED):
-        add_event(c, job, attempt, NULL, "controller", "cancelled", "%s; last checkpoint at step %" PRId64,
-                  job->reason_text, job->checkpoint_step);
+        add_event(c, job, attempt, NULL, "controller", "cancelled", "%s; %s", job->reason_text, last);
         break;
     case STATE(TIMEOUT):
-        add_event(c, job, attempt, NULL, "controller", "timeout", "%s; last checkpoint at step %" PRId64,
-                  job->reason_text, job->checkpoint_step);
+        add_event(c, job, attempt, NULL, "controller", "timeout", "%s; %s", job->reason_text, last);
         break;
     case STATE(HELD):
         add_event(c, job, attempt, NULL, "controller", "held", "%s", job->reason_text);

@@ -25,6 +25,7 @@
 #define CORE_CLOSE_NS     (10 * NS_PER_S) /* an ended attempt waits for manifests                */
 #define CORE_FINAL_NS     (5 * NS_PER_S)  /* a clean end waits for word of its last checkpoint   */
 #define CORE_CAUSE_NS     NS_PER_S        /* a failure waits for the ends that came before it    */
+#define CORE_STORE_NS     (5 * NS_PER_S)  /* a user waits for a store that cannot write          */
 #define CORE_RETRY_NS     (5 * NS_PER_S)  /* between tries of a task or a start                  */
 #define CORE_STOP_MIN_NS  (30 * NS_PER_S) /* the least automatic stop grace                      */
 #define CORE_TASK_TRIES   3
@@ -87,6 +88,7 @@ struct core_start {
 struct after { /* a call owed once a change is durable */
     struct after *next;
     void (*fn)(struct core *c, void *arg, int rc, const struct error *err);
+    void (*late)(struct core *c, void *arg, const struct error *err); /* NULL, or once, before fn: see changes_run() */
     void (*drop)(void *arg);
     void *arg;
 };
@@ -98,6 +100,7 @@ struct change {
     struct job **jobs;
     int n_jobs;
     bool jobless; /* events of no job */
+    int64_t since; /* mono */
     struct after *after;
 };
 
@@ -165,6 +168,11 @@ void add_event(struct core *c, struct job *job, int attempt, const char *node, c
 /* `drop` frees arg, whether fn was called or the core ended before. */
 void after_durable(struct core *c, void (*fn)(struct core *, void *, int, const struct error *), void *arg,
                    void (*drop)(void *));
+/* As after_durable, for a user who waits for it: `late` says what keeps the store from writing, once it is too long. */
+void after_durable_or_late(struct core *c, void (*fn)(struct core *, void *, int, const struct error *),
+                           void (*late)(struct core *, void *, const struct error *), void *arg, void (*drop)(void *));
+/* Calls what is late; when to look again. */
+int64_t changes_run(struct core *c, int64_t now);
 void progress_changed(struct core *c, struct job *job); /* something a summary shows, no row */
 
 /* ---- core_jobs.c ------------------------------------------------------------------ */
@@ -266,6 +274,8 @@ int64_t attempt_run(struct core *c, struct job *job, int64_t now); /* its timers
 
 /* Ends the live attempt when all of it is over and nothing is waited for. */
 void attempt_try_close(struct core *c, struct job *job);
+/* The time that an ended attempt waits for its manifests begins anew. */
+void attempt_close_anew(struct core *c, struct attempt *a);
 void attempt_close(struct core *c, struct job *job); /* ACT_CLOSE_ATTEMPT */
 /* The event of the state that the job has come to. */
 void attempt_say_end(struct core *c, struct job *job, int attempt);

@@ -86,6 +86,10 @@ void core_forget_job(struct core *c, struct job *job)
     for (int i = 0; i < c->n_dirty; i++)
         if (c->dirty_jobs[i] == job)
             c->dirty_jobs[i--] = c->dirty_jobs[--c->n_dirty];
+    for (struct change *ch = c->changes; ch; ch = ch->next) /* of a user who knew it by name before it was durable */
+        for (int i = 0; i < ch->n_jobs; i++)
+            if (ch->jobs[i] == job)
+                ch->jobs[i--] = ch->jobs[--ch->n_jobs];
     job_free(job);
 }
 

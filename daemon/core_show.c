@@ -407,6 +407,9 @@ static Boost__NodeInfo *node_info(struct core *c, const struct node *n, struct a
     for (int i = 0; x->jobs && i < n->n_holdings; i++)
         if (n->holdings[i].job > 0)
             x->jobs[x->n_jobs++] = n->holdings[i].job;
+        else if (x->reason && !*x->reason) /* of another store: see rebuild_holdings() */
+            x->reason = arena_printf(mem, "job %" PRId64 " of another controller has %d device%s until it ends",
+                                     -n->holdings[i].job, n->holdings[i].slots, n->holdings[i].slots == 1 ? "" : "s");
     return x->name && x->reason && x->device_kind && x->version && x->address && x->jobs ? x : NULL;
 }
 

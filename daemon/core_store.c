@@ -5,9 +5,16 @@ static const char *id(void *arg)
 {
     return store_id(arg);
 }
+/* The writer of metrics is the busy one, so it finds a full disk first: both databases are on it. */
 static int health(void *arg, struct error *err)
 {
-    return store_health(arg, err);
+    struct error metrics;
+    int rc = store_health(arg, err);
+    if (rc || store_metrics_health(arg, &metrics) != ERR_NOSPACE)
+        return rc;
+    if (err)
+        *err = metrics;
+    return ERR_NOSPACE;
 }
 static void *begin(void *arg)
 {

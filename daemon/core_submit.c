@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/core_internal.h"
+#include "proto/reflect.h"
 #include "worker/plan/plan.h"
 
 struct submit {
@@ -17,6 +18,8 @@ struct submit {
     struct job *job; /* once it is on its way to the disk */
     bool replied;
 };
+
+static const char submit_again[] = "running jobs go on; submit again when the state directory can be written";
 
 static void submit_free(void *arg)
 {
@@ -35,18 +38,6 @@ static void refuse(struct submit *s, const struct error *err)
     s->reply(s->arg, (int)err->code, err, 0);
 }
 
-static Boost__JobSpec *copy_spec(const Boost__JobSpec *spec)
-{
-    size_t len = boost__job_spec__get_packed_size(spec);
-    uint8_t *bytes = malloc(len ? len : 1);
-    if (!bytes)
-        return NULL;
-    boost__job_spec__pack(spec, bytes);
-    Boost__JobSpec *copy = boost__job_spec__unpack(NULL, len, bytes);
-    free(bytes);
-    return copy;
-}
-
 /* Memory of a rank on the first node that would do; unknown while none is UP. */
 static struct plan_machine machine_of(struct core *c, uint32_t uid)
 {
@@ -60,14 +51,28 @@ static struct plan_machine machine_of(struct core *c, uint32_t uid)
 static void submitted(struct core *c, void *arg, int rc, const struct error *err)
 {
     struct submit *s = arg;
-    int64_t id = s->job->id;
+    struct job *job = s->job;
     if (rc) {
-        struct job *job = s->job;
         core_forget_job(c, job);
-        s->reply(s->arg, rc, err, 0);
-    } else {
-        s->reply(s->arg, ERR_OK, NULL, id);
+        if (!s->replied)
+            s->reply(s->arg, rc, err, 0);
+    } else if (!s->replied) {
+        s->reply(s->arg, ERR_OK, NULL, job->id);
+    } else if (!job_state_terminal(job->state)) {
+        job_reason(job, REASON(Cancelled), "not taken: the state directory could not be written when it was submitted");
+        job_fire(c, job, EV_CANCEL_NOW);
+        add_event(c, job, 0, NULL, "controller", "cancelled", "%s", job->reason_text);
     }
+}
+
+/* The store cannot write. What the user is told must be true whenever it can again: the job does not run. */
+static void submit_late(struct core *c, void *arg, const struct error *err)
+{
+    struct error late = *err;
+    (void)c;
+    error_context(&late, "the job is not taken");
+    error_hint(&late, "%s", submit_again);
+    refuse(arg, &late);
 }
 
 /* Takes over s. */
@@ -77,6 +82,7 @@ static void accept(struct core *c, struct submit *s)
     struct job *job = job_new();
     if (c->store.health(c->store.arg, &err)) {
         error_context(&err, "the job is not taken");
+        error_hint(&err, "%s", submit_again);
         refuse(s, &err);
         goto out;
     }
@@ -114,7 +120,7 @@ static void accept(struct core *c, struct submit *s)
     int nodes = job_nodes(job), devices = job_devices_per_node(job);
     add_event(c, job, 0, NULL, actor, "submitted", "%s: %d node%s x %d device%s, priority %d%s", job->name, nodes,
               nodes == 1 ? "" : "s", devices, devices == 1 ? "" : "s", job->priority, s->hold ? ", held" : "");
-    after_durable(c, submitted, s, submit_free);
+    after_durable_or_late(c, submitted, submit_late, s, submit_free);
     return;
 out:
     job_free(job);
@@ -182,10 +188,10 @@ void core_submit(struct core *c, const Boost__JobSpec *spec, const struct core_u
     if (!rc && c->store.health(c->store.arg, &err)) {
         rc = (int)err.code;
         error_context(&err, "the job is not taken");
-        error_hint(&err, "running jobs go on; submit again when the state directory can be written");
+        error_hint(&err, "%s", submit_again);
     }
     if (!rc) {
-        s->spec = copy_spec(spec);
+        s->spec = (Boost__JobSpec *)reflect_clone(&spec->base);
         if (!s->spec || !s->user)
             rc = error_set(&err, ERR_NOMEM, "out of memory");
     }

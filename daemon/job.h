@@ -63,7 +63,6 @@ struct job_transition {
 struct job_transition job_step(Boost__JobState__Value state, int stop_target, enum job_event event);
 const char *job_event_name(enum job_event e);
 const char *job_state_name(Boost__JobState__Value s); /* "QUEUED" */
-const char *job_reason_name(Boost__Reason__Value r);  /* "NoDevices", "" for NONE */
 bool job_state_terminal(Boost__JobState__Value s);
 bool job_state_live(Boost__JobState__Value s); /* an attempt may hold devices: STARTING RUNNING RECOVERING STOPPING */
 
@@ -171,7 +170,7 @@ struct job {
     int64_t step;            /* highest of any attempt, -1 = none */
     int64_t checkpoint_step; /* newest COMMITTED, -1 = none */
     int64_t submitted_ns, started_ns, ended_ns;
-    double run_s; /* see job_elapsed_s() in core_show.c */
+    double run_s; /* see job_elapsed_s() */
     double productive_s, detection_s, restart_s, replay_s, queue_s;
     double loss, eval_loss, tokens_per_s; /* NaN = none */
 

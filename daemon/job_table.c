@@ -135,12 +135,6 @@ const char *job_state_name(Boost__JobState__Value s)
     return v ? v->name : "?";
 }
 
-const char *job_reason_name(Boost__Reason__Value r)
-{
-    const ProtobufCEnumValue *v = protobuf_c_enum_descriptor_get_value(&boost__reason__value__descriptor, (int)r);
-    return v && r != BOOST__REASON__VALUE__NONE ? v->name : "";
-}
-
 bool job_state_terminal(Boost__JobState__Value s)
 {
     return s >= BOOST__JOB_STATE__VALUE__COMPLETED;

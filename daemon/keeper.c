@@ -43,7 +43,7 @@ struct keeper_rank {
     int output_fd;
     struct keeper_log *log;
     bool ended, recorded;
-    struct rank_end end;
+    struct rank_exit end;
     char error[1200]; /* why it never started */
 };
 
@@ -90,7 +90,7 @@ static int load_start(struct keeper *k, struct error *err)
     buffer_init(&packed, LIMIT_FRAME);
     int rc = fs_join(path, sizeof path, err, k->run_dir, "start.pb");
     if (!rc)
-        rc = fs_read_file(path, &packed, err);
+        rc = fs_read_regular(path, &packed, err);
     if (!rc) {
         k->start = boost__attempt_start__unpack(NULL, packed.len, packed.data);
         Boost__AttemptStart *s = k->start;
@@ -196,7 +196,7 @@ static int prepare(struct keeper *k, const struct keeper_options *options, struc
 static void mark_ended(struct keeper *k, struct keeper_rank *r, int status)
 {
     r->ended = true;
-    r->end = (struct rank_end){.rank = r->rank,
+    r->end = (struct rank_exit){.rank = r->rank,
                                .seq = ++k->seq,
                                .wall_ns = clock_wall_ns(),
                                .status = status,

@@ -40,8 +40,8 @@ Boost__DoneRecord *rank_done_read(const Boost__AttemptStart *start, int rank)
     struct buffer packed;
     buffer_init(&packed, DONE_MAX);
     Boost__DoneRecord *done = NULL;
-    if (!rank_file_path(path, sizeof path, start->run_dir, rank, "done", NULL) && rank_file_regular(path) &&
-        !fs_read_file(path, &packed, NULL))
+    if (!rank_file_path(path, sizeof path, start->run_dir, rank, "done", NULL) &&
+        !fs_read_regular(path, &packed, NULL))
         done = boost__done_record__unpack(NULL, packed.len, packed.data);
     buffer_free(&packed);
     if (done && !(done->has_why && done->job == start->job && done->attempt == start->attempt && done->rank == rank)) {
@@ -88,7 +88,7 @@ static int write_record(const char *path, const Boost__ExitRecord *record, struc
     return rc;
 }
 
-int rank_exit_write(const Boost__AttemptStart *start, const struct rank_end *end, const struct buffer *tail,
+int rank_exit_write(const Boost__AttemptStart *start, const struct rank_exit *end, const struct buffer *tail,
                     struct error *err)
 {
     char path[PATH_MAX], reserve[PATH_MAX], text[ERROR_TEXT];

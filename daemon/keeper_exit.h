@@ -14,7 +14,7 @@
 #include "proto/worker.pb-c.h"
 
 /* What is known of an end apart from the rank's own files. */
-struct rank_end {
+struct rank_exit {
     int rank;
     int64_t seq;
     int64_t wall_ns;
@@ -27,7 +27,7 @@ struct rank_end {
 
 /* Adds what the rank left (DONE record, status page, `tail`) and writes <run_dir>/rank-<r>.exit durably. On a
  * full disk <run_dir>/keeper.reserve is given up and the log tail left out before it is an error (ERR_NOSPACE). */
-MUST_USE int rank_exit_write(const Boost__AttemptStart *start, const struct rank_end *end, const struct buffer *tail,
+MUST_USE int rank_exit_write(const Boost__AttemptStart *start, const struct rank_exit *end, const struct buffer *tail,
                              struct error *err);
 /* Room on the disk for rank_exit_write of `ranks` ranks; failure only loses that reserve. */
 MUST_USE int rank_exit_reserve(const char *run_dir, int ranks, struct error *err);

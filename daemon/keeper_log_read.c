@@ -80,7 +80,7 @@ static int open_stream(struct segment s[2], const char *run_dir, int rank, struc
         rc = open_segment(&s[1], run_dir, rank, "log", err);
         if (!rc)
             rc = open_segment(&s[0], run_dir, rank, "log.1", err);
-        if (!rc && fs_read_file(path, &positions, NULL) && positions.len)
+        if (!rc && fs_read_regular(path, &positions, NULL) && positions.len)
             rc = error_set(err, ERR_CORRUPT, "%s is damaged", path);
         if (rc)
             break;

@@ -108,7 +108,7 @@ int procid_load(const char *path, struct procid *out, struct error *err)
 {
     struct buffer text;
     buffer_init(&text, ID_FILE_MAX);
-    int rc = fs_read_file(path, &text, err);
+    int rc = fs_read_regular(path, &text, err);
     if (rc)
         goto out;
     *out = (struct procid){0};

@@ -76,7 +76,8 @@ static int read_record(int fd, const char *path, uint64_t *offset, struct buffer
 int reclog_read(const char *path, uint64_t *offset, struct buffer *out, bool *got, struct error *err)
 {
     *got = false;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    /* A name in a user's directory, read perhaps by root. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0)
         return errno == ENOENT ? ERR_OK : error_errno(err, errno, "cannot open %s", path);
     int rc = read_record(fd, path, offset, out, got, err);
@@ -84,8 +85,18 @@ int reclog_read(const char *path, uint64_t *offset, struct buffer *out, bool *go
     return rc;
 }
 
+/* Best effort: without it a record needs free disk when it is written, as anywhere. */
+static void make_room(struct reclog_writer *w, uint64_t end)
+{
+    if (end + RECLOG_ROOM / 2 <= w->room)
+        return;
+    if (fallocate(w->fd, FALLOC_FL_KEEP_SIZE, (off_t)end, RECLOG_ROOM) == 0 || errno == EOPNOTSUPP)
+        w->room = end + RECLOG_ROOM;
+}
+
 int reclog_open(struct reclog_writer *w, const char *path, struct error *err)
 {
+    w->room = 0;
     w->fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
     if (w->fd < 0)
         return error_errno(err, errno, "cannot open %s", path);
@@ -103,6 +114,7 @@ int reclog_open(struct reclog_writer *w, const char *path, struct error *err)
         reclog_close(w);
         return rc;
     }
+    make_room(w, end);
     return ERR_OK;
 }
 
@@ -111,6 +123,8 @@ int reclog_append(struct reclog_writer *w, const void *payload, size_t len, bool
     if (len > RECLOG_MAX_RECORD)
         return error_set(err, ERR_INTERNAL, "record of %zu bytes is over the limit", len);
     off_t start = lseek(w->fd, 0, SEEK_END);
+    if (start >= 0)
+        make_room(w, (uint64_t)start + HEADER + len);
     uint8_t header[HEADER];
     put_u32(header, (uint32_t)len);
     put_u32(header + 4, crc32c(0, payload, len));
@@ -133,7 +147,11 @@ int reclog_append(struct reclog_writer *w, const void *payload, size_t len, bool
 
 void reclog_close(struct reclog_writer *w)
 {
-    if (w->fd >= 0)
+    if (w->fd >= 0) {
+        off_t end = lseek(w->fd, 0, SEEK_END);
+        if (w->room && end >= 0 && ftruncate(w->fd, end) < 0)
+            w->room = 0; /* it stays a little larger on the disk */
         close(w->fd);
+    }
     w->fd = -1;
 }

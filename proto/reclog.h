@@ -13,12 +13,17 @@
 #include "proto/base/buffer.h"
 #include "proto/base/error.h"
 
-enum { RECLOG_MAX_RECORD = 1 << 20 };
+enum {
+    RECLOG_MAX_RECORD = 1 << 20,
+    RECLOG_ROOM = 256 << 10, /* bytes of disk kept ahead of a writer, where the file system can */
+};
 
 struct reclog_writer {
     int fd;
+    uint64_t room; /* the file has disk up to here */
 };
-/* Opens for append, creates, truncates a torn tail. One writer a file. */
+/* Opens for append, creates, truncates a torn tail. One writer a file. Takes disk ahead of the records, so that a disk
+ * that others fill does not silence the writer at once; reclog_close gives back what is left of it. */
 MUST_USE int reclog_open(struct reclog_writer *w, const char *path, struct error *err);
 /* `durable` adds fdatasync. */
 MUST_USE int reclog_append(struct reclog_writer *w, const void *payload, size_t len, bool durable, struct error *err);

@@ -2,6 +2,7 @@
 #include "proto/reflect.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { FIRST_CAPACITY = 4 }; /* of a list; then powers of two */
@@ -33,6 +34,18 @@ ProtobufCMessage *reflect_copy(struct arena *a, const ProtobufCMessage *m)
         return NULL;
     protobuf_c_message_pack(m, packed);
     return protobuf_c_message_unpack(m->descriptor, &a->allocator, len, packed);
+}
+
+ProtobufCMessage *reflect_clone(const ProtobufCMessage *m)
+{
+    size_t len = protobuf_c_message_get_packed_size(m);
+    uint8_t *packed = malloc(len ? len : 1);
+    if (!packed)
+        return NULL;
+    protobuf_c_message_pack(m, packed);
+    ProtobufCMessage *copy = protobuf_c_message_unpack(m->descriptor, NULL, len, packed);
+    free(packed);
+    return copy;
 }
 
 /* Compares what is packed into it with bytes packed before. */

@@ -34,6 +34,8 @@ struct read_options {
 ProtobufCMessage *reflect_new(struct arena *a, const ProtobufCMessageDescriptor *type);
 /* Deep copy into the arena, unknown fields included; NULL when the arena is full. */
 ProtobufCMessage *reflect_copy(struct arena *a, const ProtobufCMessage *m);
+/* The same in memory of the system allocator, to be freed as an unpacked message; NULL when memory is out. */
+ProtobufCMessage *reflect_clone(const ProtobufCMessage *m);
 /* Whether both pack to the same bytes. */
 bool reflect_equal(const ProtobufCMessage *x, const ProtobufCMessage *y);
 

@@ -14,7 +14,7 @@
 enum {
     GROUP_MAX = 4096,             /* pieces of work in one commit: bounds the wait of the first */
     RETRY_FIRST_MS = 100,         /* doubles up to RETRY_MAX_MS */
-    RETRY_MAX_MS = 5000,
+    RETRY_MAX_MS = 1000,          /* and so long after space is back submits are taken again */
     IDLE_MS = 1000,               /* without work for so long: empty the WAL */
     WAL_PASSIVE_PAGES = 1000,     /* copy the WAL into the database from here on */
     WAL_TRUNCATE_PAGES = 16384,   /* 64 MiB: wait for no reader, but try hard to cut it */

@@ -22,6 +22,8 @@ enum {
     SYNC_EVERY = 64 << 20, /* so that the last fsync is short and `bytes` means bytes on disk */
 };
 
+#define TELL_NS (20 * NS_PER_S) /* a full disk of the agent's is waited for: the shard itself is safe */
+
 struct shard_writer {
     int rank;
     double mib_s;
@@ -153,6 +155,12 @@ static void run_job(struct shard_writer *w, struct error *outcome)
     r.error = rc ? outcome->message : NULL;
     struct error failed;
     int told = append_record(w, &r, &failed);
+    int64_t give_up = clock_mono_ns() + TELL_NS;
+    while (told == ERR_NOSPACE && clock_mono_ns() < give_up && !__atomic_load_n(&w->cancel, __ATOMIC_RELAXED)) {
+        struct timespec t = {.tv_nsec = 100 * NS_PER_MS};
+        nanosleep(&t, NULL);
+        told = append_record(w, &r, &failed);
+    }
     if (!told)
         w->seq = r.seq;
     else if (!rc) { /* on disk, but nobody will know: as good as not written */

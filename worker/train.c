@@ -24,6 +24,7 @@ struct run {
     int64_t eval_step;  /* of the newest evaluation, -1: none */
     double eval_loss;
     bool stopped;
+    bool put_off; /* a checkpoint was agreed while updates were being skipped */
 };
 
 static int prepare(struct run *r, struct error *err);
@@ -165,7 +166,13 @@ static int one_step(struct run *r, struct error *err)
     struct agreement_actions actions = agreement_settle(&r->agreement, n, &joined);
     if (actions.postponed && r->t->rank == 0)
         report_line(report, "step %" PRId64 ": checkpoint postponed, the last one is still being written", n);
-    if (actions.checkpoint && n < r->spec->run->steps)
+    /* What makes updates not finite may already be in the weights: such a checkpoint must not take the place
+     * of an older one in the retention. All ranks skip together, so no vote is needed. */
+    bool due = actions.checkpoint || r->put_off;
+    if (due && result.skipped && !r->put_off && r->t->rank == 0)
+        report_line(report, "step %" PRId64 ": checkpoint postponed until an update is finite again", n);
+    r->put_off = due && result.skipped;
+    if (due && !result.skipped && n < r->spec->run->steps)
         rc = checkpoint_now(r, err);
     if (!rc && r->spec->run->eval_every && n % r->spec->run->eval_every == 0)
         rc = evaluate(r, err);
@@ -301,6 +308,7 @@ static int finish(struct run *r, struct error *err)
     if (rc && r->stopped) {
         report_line(report, "rank %d: stopped at step %" PRId64 " without its checkpoint: %s", r->t->rank, r->at.step,
                     err->message);
+        error_clear(err);
         return ERR_OK;
     }
     if (rc)

@@ -77,7 +77,7 @@ void *cpu_alloc(size_t bytes, struct error *err)
     void *p = rounded < bytes ? NULL : aligned_alloc(ALIGNMENT, rounded);
     if (!p) {
         error_set(err, ERR_NOMEM, "out of memory: the rank asked for %zu MiB in one piece", bytes >> 20);
-        error_hint(err, "use a smaller micro_batch, recompute: LOW_RANK, or a larger resources.memory_mib");
+        error_hint(err, "use a smaller parallel.micro_batch or data.seq_len, or a larger parallel.tp");
     }
     return p;
 }

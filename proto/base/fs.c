@@ -1,9 +1,9 @@
 /* fs.h */
 #include "proto/base/fs.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -107,11 +107,8 @@ int fs_write_atomic(const char *path, const void *data, size_t len, mode_t mode,
     return write_replace(path, data, len, mode, false, err);
 }
 
-int fs_read_file(const char *path, struct buffer *out, struct error *err)
+static int read_all(int fd, const char *path, struct buffer *out, struct error *err)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return error_errno(err, errno, "cannot open %s", path);
     int rc = ERR_OK;
     char chunk[64 << 10];
     for (;;) {
@@ -125,6 +122,27 @@ int fs_read_file(const char *path, struct buffer *out, struct error *err)
         if (n <= 0 || rc)
             break;
     }
+    return rc;
+}
+
+int fs_read_file(const char *path, struct buffer *out, struct error *err)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return error_errno(err, errno, "cannot open %s", path);
+    int rc = read_all(fd, path, out, err);
+    close(fd);
+    return rc;
+}
+
+int fs_read_regular(const char *path, struct buffer *out, struct error *err)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0)
+        return error_errno(err, errno, "cannot open %s", path);
+    struct stat st;
+    int rc = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) ? read_all(fd, path, out, err)
+                                                        : error_set(err, ERR_IO, "%s is not a regular file", path);
     close(fd);
     return rc;
 }
@@ -156,19 +174,50 @@ int fs_make_dirs(const char *path, mode_t mode, struct error *err)
     return ERR_OK;
 }
 
-static int remove_entry(const char *path, const struct stat *st, int type, struct FTW *walk)
+static int remove_at(int parent, const char *name, int depth);
+
+/* Empties the directory and closes it; 0, or -1 with errno. */
+static int empty_dir(int fd, int depth)
 {
-    (void)st;
-    (void)type;
-    (void)walk;
-    return remove(path) < 0 && errno != ENOENT ? -1 : 0;
+    DIR *dir = fdopendir(fd);
+    if (!dir) {
+        close(fd);
+        return -1;
+    }
+    int rc = 0;
+    for (struct dirent *e; !rc && (errno = 0, e = readdir(dir));) {
+        if (strcmp(e->d_name, ".") && strcmp(e->d_name, ".."))
+            rc = remove_at(fd, e->d_name, depth);
+    }
+    int errnum = errno;
+    closedir(dir);
+    errno = errnum;
+    return rc || errnum ? -1 : 0;
+}
+
+/* By descriptors and not by paths: a directory that is swapped for a link on the way leads nowhere. */
+static int remove_at(int parent, const char *name, int depth)
+{
+    if (unlinkat(parent, name, 0) == 0 || errno == ENOENT)
+        return 0;
+    if (errno != EISDIR)
+        return -1;
+    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        return -1;
+    if (depth >= FS_MAX_DEPTH) {
+        close(fd);
+        errno = ENAMETOOLONG;
+        return -1;
+    }
+    if (empty_dir(fd, depth + 1) < 0)
+        return -1;
+    return unlinkat(parent, name, AT_REMOVEDIR) < 0 && errno != ENOENT ? -1 : 0;
 }
 
 int fs_remove_tree(const char *path, struct error *err)
 {
-    if (nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS) < 0 && errno != ENOENT)
-        return error_errno(err, errno, "cannot remove %s", path);
-    return ERR_OK;
+    return remove_at(AT_FDCWD, path, 0) < 0 ? error_errno(err, errno, "cannot remove %s", path) : ERR_OK;
 }
 
 int fs_self_dir(char *out, size_t cap, struct error *err)

@@ -18,10 +18,15 @@ MUST_USE int fs_write_durable(const char *path, const void *data, size_t len, mo
 MUST_USE int fs_write_atomic(const char *path, const void *data, size_t len, mode_t mode, struct error *err);
 /* Appends the whole file to `out`; larger than out->max is an error naming both sizes. */
 MUST_USE int fs_read_file(const char *path, struct buffer *out, struct error *err);
+/* The same of a regular file only, and no link to one: for names in a directory that somebody else may write.
+ * ERR_IO for anything else; never blocks on a fifo. */
+MUST_USE int fs_read_regular(const char *path, struct buffer *out, struct error *err);
 /* mkdir -p; a component that exists as something else is named in the error. */
 MUST_USE int fs_make_dirs(const char *path, mode_t mode, struct error *err);
 MUST_USE int fs_sync_dir(const char *path, struct error *err);
-/* Removes a directory tree without following links; a missing one is fine. */
+/* Removes a directory tree without following links, also none that its owner puts there meanwhile; a missing one is
+ * fine. At most FS_MAX_DEPTH levels. */
+enum { FS_MAX_DEPTH = 200 };
 MUST_USE int fs_remove_tree(const char *path, struct error *err);
 bool fs_exists(const char *path);
 /* Joins with one '/'; ERR_INVALID when it does not fit. */

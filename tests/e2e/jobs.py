@@ -1,6 +1,6 @@
 """What the end-to-end tests share beyond the harness: clusters for several tests, jobs of a known
 length, a rank's status page, and comparisons of whole runs."""
-import json, os, shutil, struct, subprocess
+import atexit, json, os, shutil, struct, subprocess
 from datetime import datetime
 
 import harness
@@ -20,6 +20,12 @@ class Shared:
 
     def __init__(self, **options):
         self.options, self.cluster = options, None
+        atexit.register(self._give_up)  # when only some tests are run, `last` is not among them
+
+    def _give_up(self):
+        if self.cluster:
+            self.cluster._kill_all()
+            shutil.rmtree(self.cluster.dir, ignore_errors=True)
 
     def __call__(self, test):
         def runs():

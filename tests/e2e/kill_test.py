@@ -91,11 +91,13 @@ def test_kill_9_of_boostd_disturbs_no_rank(c):
     begin = time.monotonic()
     c.start_boostd()
     after = c.status(job)
-    took = time.monotonic() - begin
-    print(f"# restarted boostd answers for the job after {took:.3f} s")
-    assert took < 2.0, took
+    answered = time.monotonic() - begin
     assert (after["id"], after["name"], after["attempt"]) == (job, "no-boostd", before["attempt"]), after
-    assert after["state"] == "RUNNING" and after["step"] >= before["step"], (before, after)
+    assert after["state"] == "RUNNING", after
+    # Which step it is at comes with the agent, which has to connect again.
+    wait_until(lambda: (c.status(job).get("step") or 0) >= before["step"], 2.0 - answered, "the job as it was within 2 s")
+    print(f"# restarted boostd answers for the job after {answered:.3f} s, knows its step after "
+          f"{time.monotonic() - begin:.3f} s")
     assert c.rank_pids(job, 1) == pids
     finish(c, job, 1, "kill -9 of boostd")
     assert [e["kind"] for e in c.events(job)].count("started") == 1, c.events(job)

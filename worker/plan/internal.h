@@ -26,8 +26,6 @@ int faults_end(struct faults *f);
 const Boost__Model *spec_model(const Boost__JobSpec *s);
 const Boost__Parallel *spec_parallel(const Boost__JobSpec *s);
 const Boost__Data *spec_data(const Boost__JobSpec *s);
-const Boost__Optimizer *spec_optimizer(const Boost__JobSpec *s);
-const Boost__Run *spec_run(const Boost__JobSpec *s);
 const Boost__Resources *spec_resources(const Boost__JobSpec *s);
 
 /* Defaults that depend on other fields. */

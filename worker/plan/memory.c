@@ -1,5 +1,4 @@
 /* arena.h and plan_memory(). */
-#include <assert.h>
 #include <string.h>
 
 #include "worker/plan/arena.h"
@@ -261,11 +260,4 @@ void plan_memory(const struct plan *p, const struct plan_backend *b, struct plan
         if (m.total > out->total)
             *out = m;
     }
-}
-
-const char *plan_memory_name(enum plan_memory_category c)
-{
-    static const char *const names[MEM_COUNT] = {"weights", "master", "grads", "moments", "saved", "scratch", "head"};
-    assert((unsigned)c < MEM_COUNT);
-    return names[c];
 }

@@ -244,6 +244,5 @@ void plan_backend_estimate(const struct plan *p, struct plan_backend *out);
 void plan_stage_memory(const struct plan *p, int stage, const struct plan_backend *b, struct plan_memory *out);
 /* Of the stage that needs most. */
 void plan_memory(const struct plan *p, const struct plan_backend *b, struct plan_memory *out);
-const char *plan_memory_name(enum plan_memory_category c);
 
 #endif

@@ -128,20 +128,6 @@ static int resolve_memory(Boost__JobSpec *s, const struct plan_machine *machine,
                       automatic ? "" : ", or leave parallel.recompute out");
 }
 
-/* Packs and unpacks, so that the copy belongs to the system allocator. */
-static int copy_out(const Boost__JobSpec *s, struct arena *a, Boost__JobSpec **out, struct error *err)
-{
-    size_t size = boost__job_spec__get_packed_size(s);
-    uint8_t *packed = arena_alloc(a, size);
-    if (!packed)
-        return error_set(err, ERR_NOMEM, "no memory for a resolved job of %zu bytes", size);
-    boost__job_spec__pack(s, packed);
-    *out = boost__job_spec__unpack(NULL, size, packed);
-    if (!*out)
-        return error_set(err, ERR_NOMEM, "no memory for a resolved job of %zu bytes", size);
-    return ERR_OK;
-}
-
 int plan_resolve(const Boost__JobSpec *spec, const struct plan_machine *machine, Boost__JobSpec **out,
                  struct error *err)
 {
@@ -163,7 +149,9 @@ int plan_resolve(const Boost__JobSpec *spec, const struct plan_machine *machine,
     rc = resolve_memory(s, machine, err);
     if (rc)
         goto out;
-    rc = copy_out(s, &a, out, err);
+    *out = (Boost__JobSpec *)reflect_clone(&s->base); /* the arena goes */
+    if (!*out)
+        rc = error_set(err, ERR_NOMEM, "no memory to resolve the job");
 out:
     arena_free(&a);
     return rc;

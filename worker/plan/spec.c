@@ -57,18 +57,6 @@ const Boost__Data *spec_data(const Boost__JobSpec *s)
     return s->data ? s->data : &none;
 }
 
-const Boost__Optimizer *spec_optimizer(const Boost__JobSpec *s)
-{
-    static const Boost__Optimizer none = BOOST__OPTIMIZER__INIT;
-    return s->optimizer ? s->optimizer : &none;
-}
-
-const Boost__Run *spec_run(const Boost__JobSpec *s)
-{
-    static const Boost__Run none = BOOST__RUN__INIT;
-    return s->run ? s->run : &none;
-}
-
 const Boost__Resources *spec_resources(const Boost__JobSpec *s)
 {
     static const Boost__Resources none = BOOST__RESOURCES__INIT;

@@ -52,6 +52,10 @@ static void durations_parse(void **state)
     assert_true(parse_duration("2d", &s) && s == 172800);
     assert_false(parse_duration("", &s));
     assert_false(parse_duration("h", &s));
+    assert_true(parse_duration("40000d", &s));
+    assert_false(parse_duration("50000d", &s)); /* 4.3e9 s */
+    assert_false(parse_duration("inf", &s));
+    assert_false(parse_duration("1e300", &s));
     assert_false(parse_duration("-1s", &s));
     assert_false(parse_duration("nan", &s));
     assert_false(parse_duration("inf", &s));

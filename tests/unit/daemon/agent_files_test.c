@@ -303,6 +303,36 @@ static void test_verify_names_the_damage(void **state)
     expect_damage(ERR_CORRUPT, "manifest.json");
 }
 
+/* What stands in the place of a file: never waited for, never followed, never "try again later". */
+static void test_verify_of_other_things_than_files(void **state)
+{
+    (void)state;
+    char path[PATH_MAX], kept[PATH_MAX];
+    for (int i = 0; i < 2; i++) {
+        make_checkpoint();
+        assert_int_equal(checkpoint_write_manifest(&manifest, 17, &err), 0);
+        if (i)
+            assert_int_equal(fs_join(path, sizeof path, NULL, step_path, "manifest.json"), 0);
+        else
+            shard_file(1, path);
+        const char *name = i ? "manifest.json" : names[1];
+        assert_true(snprintf(kept, sizeof kept, "%s.kept", path) < (int)sizeof kept);
+        assert_int_equal(rename(path, kept), 0);
+        assert_int_equal(symlink(kept, path), 0);
+        expect_damage(ERR_CORRUPT, name);
+        assert_int_equal(unlink(path), 0);
+        assert_int_equal(mkfifo(path, 0644), 0);
+        expect_damage(ERR_CORRUPT, name);
+        assert_int_equal(unlink(path), 0);
+        assert_int_equal(mkdir(path, 0755), 0);
+        expect_damage(ERR_CORRUPT, name);
+        assert_int_equal(fs_remove_tree(step_path, &err), 0);
+    }
+    put(step_path, "a file", 6);
+    expect_damage(ERR_CORRUPT, step_path);
+    assert_int_equal(unlink(step_path), 0);
+}
+
 static void test_delete(void **state)
 {
     (void)state;
@@ -376,7 +406,8 @@ int main(void)
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
         TEST(test_preflight),        TEST(test_as_the_jobs_user),        TEST(test_manifest),
-        TEST(test_manifest_refuses), TEST(test_verify_names_the_damage), TEST(test_delete),
+        TEST(test_manifest_refuses), TEST(test_verify_names_the_damage), TEST(test_verify_of_other_things_than_files),
+        TEST(test_delete),
         TEST(test_logs_are_trimmed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

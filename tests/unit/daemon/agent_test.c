@@ -1221,6 +1221,18 @@ static void test_other_store_is_left_alone(void **state)
     order_start(f, "exit7", 1, 1); /* same numbers, another job */
     expect_end(f, 1, 7);
     assert_true(procid_alive(&rank));
+    /* When it ends its devices are free, which only another Register can say. */
+    assert_int_equal(procid_signal(&rank, SIGKILL, NULL), 0);
+    accept_agent(f, NULL);
+    bool seen = false;
+    for (size_t i = 0; i < f->registered->n_attempts; i++) {
+        const Boost__LiveAttempt *x = f->registered->attempts[i];
+        if (strcmp(x->store_id, store) == 0) {
+            seen = true;
+            assert_false(x->alive);
+        }
+    }
+    assert_true(seen); /* its own controller may come back for it */
     f->store_id = store;
 }
 

@@ -404,6 +404,28 @@ static void the_grace_after_a_restart(void **state)
     world_free(w);
 }
 
+/* A row that cannot be read costs its attempt, not the job: and least of all is the job COMPLETED by it. */
+static void a_damaged_placement_fails_the_attempt(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    w->store->attempts[w->store->n_attempts - 1].placement = "n1";
+    controller_restart(w);
+    pump(w);
+    assert_state(w, id, RECOVERING);
+    assert_says(event_of(w, id, "node-lost")->text, "placement in state.db cannot be read");
+    assert_int_equal(x->kills, 0);
+    join_world(w, a);
+    assert_int_equal(x->kills, 1); /* fenced */
+    advance(w, 5000);
+    assert_int_equal(job_of(w, id)->n_attempts, 2);
+    world_free(w);
+}
+
 static void work_on_files_is_derived_again(void **state)
 {
     (void)state;
@@ -715,6 +737,7 @@ int main(void)
         cmocka_unit_test(it_comes_back_in_every_state),
         cmocka_unit_test(an_end_is_acknowledged_with_its_effect),
         cmocka_unit_test(the_grace_after_a_restart),
+        cmocka_unit_test(a_damaged_placement_fails_the_attempt),
         cmocka_unit_test(work_on_files_is_derived_again),
         cmocka_unit_test(a_full_disk_stops_submits_and_nothing_else),
         cmocka_unit_test(a_thousand_histories),

@@ -81,6 +81,41 @@ static void bad_specs_and_a_sick_store_are_refused(void **state)
     world_free(w);
 }
 
+/* The disk is found full by the submit itself: its user is told in time, and what was refused never runs. */
+static void a_store_that_falls_sick_under_a_user_is_told(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    struct arena mem;
+    int64_t id;
+    arena_init(&mem, 1 << 20);
+    join_world(w, a);
+    (void)run_job(w, a, &id);
+    w->store->stuck = true; /* not known yet */
+    submit_spec(w, spec_new(&mem), false);
+    assert_int_equal(w->reply_rc, -1);
+    w->store->sick = ERR_NOSPACE;
+    advance(w, 6000);
+    assert_int_equal(w->reply_rc, ERR_NOSPACE);
+    assert_says(w->reply_text, "the job is not taken");
+    assert_says(w->reply_hint, "submit again");
+    int replies = w->replies;
+    assert_int_equal(control(w, HOLD, id, false), -1);
+    advance(w, 6000);
+    assert_int_equal(w->replies, replies + 1);
+    assert_int_equal(w->reply_rc, ERR_NOSPACE);
+    w->store->stuck = false;
+    w->store->sick = 0;
+    advance(w, 1000);
+    assert_int_equal(w->replies, replies + 1);
+    assert_state(w, id, HELD);
+    assert_state(w, id + 1, CANCELLED);
+    assert_int_equal(job_of(w, id + 1)->n_attempts, 0);
+    arena_free(&mem);
+    world_free(w);
+}
+
 static void preflight_refuses_and_its_silence_does_not(void **state)
 {
     (void)state;
@@ -496,6 +531,50 @@ static void hangs_and_refusals(void **state)
     world_free(w);
 }
 
+/* A disk too full to start on: tried again, then held, never the end of a job that has run for weeks. */
+static void a_full_disk_at_a_restart_ends_no_job(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    say_step(w, a, x, 20);
+    say_checkpoint(w, a, x, 20);
+    say_end_of(w, a, x, 0, (struct end){.signal = 9});
+    pump(w);
+    for (int attempt = 2; attempt <= 4; attempt++) {
+        for (int i = 0; i < 400 && job_of(w, id)->state == STATE(RECOVERING); i++)
+            advance(w, 250);
+        assert_state(w, id, STARTING);
+        x = newest(w, a, id);
+        x->alive = false;
+        x->forgotten = true;
+        Boost__AttemptRefused r = BOOST__ATTEMPT_REFUSED__INIT;
+        Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
+        r.has_job = r.has_attempt = r.has_class_ = r.has_reason = 1;
+        r.job = id;
+        r.attempt = attempt;
+        r.class_ = BOOST__EXIT_CLASS__VALUE__SPEC;
+        r.reason = REASON(DiskFull);
+        r.text = (char *)(uintptr_t) "checkpoint directory /ckpt cannot be written: write: No space left on device";
+        r.hint = (char *)(uintptr_t) "make room on that file system";
+        m.body_case = BOOST__AGENT_MESSAGE__BODY_ATTEMPT_REFUSED;
+        m.attempt_refused = &r;
+        say(w, "n1", &m);
+        pump(w);
+    }
+    assert_state(w, id, HELD);
+    assert_int_equal(job_of(w, id)->restarts_used, 0);
+    assert_says(job_of(w, id)->reason_text, "release with: boostctl release");
+    assert_says(job_of(w, id)->reason_text, "make room on that file system");
+    assert_int_equal(control(w, RELEASE, id, false), ERR_OK);
+    advance(w, 1000);
+    assert_int_equal(newest(w, a, id)->from_step, 20);
+    world_free(w);
+}
+
 /* One failing job never disturbs another. */
 static void jobs_do_not_touch_each_other(void **state)
 {
@@ -703,6 +782,30 @@ static void a_manifest_under_way_is_waited_for(void **state)
     pump(w);
     assert_state(w, id, COMPLETED);
     assert_int_equal(job_of(w, id)->checkpoint_step, 100);
+    world_free(w);
+}
+
+/* The store cannot write for longer than a manifest is waited for: the last checkpoint is committed all the same. */
+static void a_full_disk_of_the_store_costs_no_checkpoint(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    w->store->sick = ERR_NOSPACE;
+    say_step(w, a, x, 100);
+    say_checkpoint(w, a, x, 100);
+    say_end_of(w, a, x, 0, (struct end){.done = true});
+    say_end_of(w, a, x, 1, (struct end){.done = true});
+    say_node_end(w, a, x);
+    advance(w, 45500);
+    assert_state(w, id, RUNNING);
+    w->store->sick = 0;
+    advance(w, 1000);
+    assert_state(w, id, COMPLETED);
+    assert_int_equal(ckpt(w, id, 100, 1)->state, CKPT(COMMITTED));
     world_free(w);
 }
 
@@ -1134,6 +1237,7 @@ int main(void)
         cmocka_unit_test(a_job_runs_to_its_end),
         cmocka_unit_test(the_submit_is_answered_after_the_commit),
         cmocka_unit_test(bad_specs_and_a_sick_store_are_refused),
+        cmocka_unit_test(a_store_that_falls_sick_under_a_user_is_told),
         cmocka_unit_test(preflight_refuses_and_its_silence_does_not),
         cmocka_unit_test(pending_jobs_say_why),
         cmocka_unit_test(agents_of_users_take_only_their_jobs),
@@ -1148,6 +1252,7 @@ int main(void)
         cmocka_unit_test(backoff_doubles_to_its_ceiling),
         cmocka_unit_test(the_rendezvous_names_who_is_missing),
         cmocka_unit_test(hangs_and_refusals),
+        cmocka_unit_test(a_full_disk_at_a_restart_ends_no_job),
         cmocka_unit_test(jobs_do_not_touch_each_other),
         cmocka_unit_test(damaged_ones_are_skipped_and_said),
         cmocka_unit_test(not_reaching_is_not_damage),
@@ -1155,6 +1260,7 @@ int main(void)
         cmocka_unit_test(the_one_resumed_from_stays_until_the_next_commit),
         cmocka_unit_test(incomplete_and_failed_ones_are_abandoned),
         cmocka_unit_test(a_manifest_under_way_is_waited_for),
+        cmocka_unit_test(a_full_disk_of_the_store_costs_no_checkpoint),
         cmocka_unit_test(cancel_in_every_state),
         cmocka_unit_test(hold_and_release),
         cmocka_unit_test(a_job_that_finishes_while_stopping_has_finished),

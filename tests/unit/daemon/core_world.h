@@ -61,6 +61,7 @@ struct mem_store {
     int n_metrics;
     struct mem_txn *pending, **tail;
     int sick; /* enum error_code: commits wait */
+    bool stuck; /* commits wait, and nobody knows yet */
 };
 
 HELPER char *mem_text(struct mem_store *m, const char *s)
@@ -238,7 +239,7 @@ HELPER void mem_apply(struct mem_store *m, const struct mem_txn *t)
 /* Commits what waits and calls back; false when nothing did. */
 HELPER bool mem_settle(struct mem_store *m)
 {
-    if (m->sick || !m->pending)
+    if (m->sick || m->stuck || !m->pending)
         return false;
     struct mem_txn *t = m->pending;
     m->pending = NULL;

@@ -142,8 +142,6 @@ static void names(void **state)
 {
     (void)state;
     assert_string_equal(job_state_name(S(RECOVERING)), "RECOVERING");
-    assert_string_equal(job_reason_name(BOOST__REASON__VALUE__NodeLost), "NodeLost");
-    assert_string_equal(job_reason_name(BOOST__REASON__VALUE__NONE), "");
     for (int e = 0; e < EV_COUNT; e++)
         assert_string_not_equal(job_event_name((enum job_event)e), "?");
     assert_true(job_state_live(S(STARTING)) && job_state_live(S(STOPPING)));

@@ -438,7 +438,7 @@ static void test_record_does_not_wait_for_the_pipe(void **state)
     struct fixture *f = *state;
     start_keeper(f, "hold-pipe", 2, false);
     assert_true(await_file(f, "escaped.id", WAIT_MS));
-    assert_true(await_file(f, "rank-0.exit", 1000));
+    assert_true(await_file(f, "rank-0.exit", WAIT_MS)); /* the one that holds the pipe lives on: asserted below */
     assert_true(escaped_alive(f));
     Boost__ExitRecord *r = read_exit(f, 0);
     assert_int_equal(r->exit_code, 3);

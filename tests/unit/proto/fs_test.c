@@ -186,6 +186,55 @@ static void test_directories(void **state)
     unlink(in_dir("outside"));
 }
 
+/* In a directory of somebody else a name may be a link to what only the reader may read, or a fifo. */
+static void test_only_regular_files(void **state)
+{
+    (void)state;
+    struct buffer b;
+    buffer_init(&b, 64);
+    assert_int_equal(fs_write_atomic(in_dir("plain"), "text", 4, 0600, &err), 0);
+    assert_int_equal(symlink(in_dir("plain"), in_dir("link")), 0);
+    assert_int_equal(mkfifo(in_dir("fifo"), 0600), 0);
+    assert_int_equal(fs_read_regular(in_dir("plain"), &b, &err), 0);
+    assert_string_equal((char *)b.data, "text");
+    buffer_clear(&b);
+    assert_int_equal(fs_read_regular(in_dir("link"), &b, &err), ERR_IO);
+    assert_int_equal(fs_read_regular(in_dir("fifo"), &b, &err), ERR_IO);
+    assert_int_equal(fs_read_regular(dir, &b, &err), ERR_IO);
+    assert_int_equal(fs_read_regular(in_dir("missing"), &b, &err), ERR_NOT_FOUND);
+    assert_int_equal(b.len, 0);
+    buffer_free(&b);
+    /* A link and a file are trees too. */
+    assert_int_equal(fs_remove_tree(in_dir("link"), &err), 0);
+    assert_true(fs_exists(in_dir("plain")));
+    assert_int_equal(fs_remove_tree(in_dir("plain"), &err), 0);
+    assert_int_equal(fs_remove_tree(in_dir("fifo"), &err), 0);
+    assert_false(fs_exists(in_dir("plain")));
+}
+
+static void test_trees_have_a_depth(void **state)
+{
+    (void)state;
+    for (int extra = 0; extra < 2; extra++) {
+        int top = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC), at = top;
+        assert_true(top >= 0);
+        for (int i = 0; i < FS_MAX_DEPTH + extra; i++) {
+            (void)mkdirat(at, "d", 0700);
+            int next = openat(at, "d", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+            assert_true(next >= 0);
+            close(at);
+            at = next;
+        }
+        close(at);
+        assert_int_equal(fs_remove_tree(in_dir("d"), &err), extra ? ERR_IO : 0);
+        if (!extra)
+            assert_false(fs_exists(in_dir("d")));
+    }
+    assert_int_equal(rename(in_dir("d/d"), in_dir("e")), 0); /* the test's own clean-up */
+    assert_int_equal(fs_remove_tree(in_dir("d"), &err), 0);
+    assert_int_equal(fs_remove_tree(in_dir("e"), &err), 0);
+}
+
 static void test_paths(void **state)
 {
     (void)state;
@@ -235,6 +284,8 @@ int main(void)
         cmocka_unit_test(test_readers_never_see_half),
         cmocka_unit_test(test_read_faults),
         cmocka_unit_test(test_directories),
+        cmocka_unit_test(test_only_regular_files),
+        cmocka_unit_test(test_trees_have_a_depth),
         cmocka_unit_test(test_paths),
         cmocka_unit_test(test_write_all_through_a_pipe),
     };

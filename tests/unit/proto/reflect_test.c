@@ -197,6 +197,10 @@ static void test_unknown_numbers(void **state)
     assert_int_equal(reflect_unknown_fields(m, &names), 2);
     assert_string_equal((char *)names.data, "#99, data.train[1].#50");
     buffer_free(&names);
+    ProtobufCMessage *clone = reflect_clone(m);
+    assert_non_null(clone);
+    assert_true(reflect_equal(m, clone));
+    protobuf_c_message_free_unpacked(clone, NULL); /* the system allocator's: clean under AddressSanitizer */
     ProtobufCMessage *copy = reflect_copy(&arena, m);
     assert_true(reflect_equal(m, copy)); /* unknown fields are kept */
     assert_false(reflect_equal(m, reflect_new(&arena, m->descriptor)));

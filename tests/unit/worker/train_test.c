@@ -314,11 +314,12 @@ static void bad_data_fails_without_hope(void **state)
     refused(NULL, "parallel.tp=3", RANK_EXIT_SPEC, "tp");
 }
 
-/* T31: updates that are not finite are skipped on all ranks, told, and end the job after max_skipped. */
+/* T31: updates that are not finite are skipped on all ranks, told, and end the job after max_skipped; no checkpoint
+ * of theirs pushes out a good one. */
 static void a_run_that_is_not_finite_is_ended(void **state)
 {
     (void)state;
-    const char *text, *const set[] = {"optimizer.max_skipped=3"};
+    const char *text, *const set[] = {"optimizer.max_skipped=3", "checkpoint.every_steps=1"};
     char from[320], shard[400];
     struct error err;
     struct safetensors_file f;
@@ -334,7 +335,10 @@ static void a_run_that_is_not_finite_is_ended(void **state)
     assert_int_equal(pwrite(fd, &nan_value, sizeof nan_value, (off_t)(f.data_at + head->begin)), sizeof nan_value);
     close(fd);
     safetensors_close(&f);
-    assert_int_equal(run_job(from, set, 1, &text), RANK_EXIT_APP);
+    int before = count_shards(0);
+    assert_int_equal(run_job(from, set, 2, &text), RANK_EXIT_APP);
+    assert_int_equal(count_shards(0), before);
+    assert_non_null(strstr(text, "checkpoint postponed until an update is finite again"));
     char want[200];
     snprintf(want, sizeof want,
              "3 updates in a row were skipped because loss or gradient was not finite: steps %lld to %lld, samples "
