@@ -328,6 +328,11 @@ static void job_act(struct core *c, struct job *job)
     job->acknowledged = true;
     if (a)
         a->start_durable = true;
+    for (int i = 0; i < job->n_attempts; i++) {
+        if (job->attempts[i]->acks_owed)
+            ack_attempt_ends(c, job, job->attempts[i]);
+        job->attempts[i]->acks_owed = false;
+    }
     if (a && actions)
         attempt_send(c, job, actions, NULL);
     if (a && a->close_due && checkpoints_open(job, a) == 1) /* the manifests' time begins now */

@@ -175,6 +175,8 @@ static void closed(struct core *c, void *arg, int rc, const struct error *err)
     (void)err;
     if (a && rc == ERR_OK)
         ack_attempt_ends(c, job, a);
+    else if (a)
+        a->acks_owed = true; /* until the row is written after all: job_act() */
 }
 
 void ack_rank_end(struct core *c, const struct job *job, struct attempt *a, int rank)

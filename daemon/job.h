@@ -130,6 +130,7 @@ struct attempt {
     bool committed;                /* a later checkpoint of it is COMMITTED            */
     bool advanced;                 /* ... beyond all that attempts before it committed */
     bool dirty;                    /* row to be written with the open change           */
+    bool acks_owed;                /* it has ended, but the store refused to write how */
 };
 
 struct checkpoint {

@@ -100,6 +100,37 @@ static void a_refused_checkpoint_is_whole_on_disk_later(void **state)
     world_free(w);
 }
 
+/* The agent keeps an attempt until the store has how it ended, and no longer. */
+static void ends_are_acknowledged_when_the_row_is_written_after_all(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    w->store->refuses = ERR_NOMEM;
+    assert_int_equal(control(w, CANCEL, id, true), ERR_NOMEM);
+    advance(w, 3000);
+    w->store->refuses = 0;
+    advance(w, 1500); /* the kill is ordered, and confirmed */
+    assert_state(w, id, CANCELLED);
+    assert_true(x->forgotten);
+    x = run_job(w, a, &id);
+    say_end_of(w, a, x, 0, (struct end){.signal = 9});
+    w->store->refuses = ERR_NOMEM;
+    advance(w, 3000);
+    assert_state(w, id, RECOVERING);
+    assert_false(x->forgotten);
+    assert_int_equal(w->store->attempts[1].end_ns, 0);
+    w->store->refuses = 0;
+    advance(w, 1500);
+    assert_true(w->store->attempts[1].end_ns > 0);
+    assert_true(x->forgotten);
+    recovered(w, a, id);
+    world_free(w);
+}
+
 static void a_refused_submit_leaves_nothing(void **state)
 {
     (void)state;
@@ -253,6 +284,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(no_order_goes_out_for_a_row_that_was_refused),
         cmocka_unit_test(a_refused_checkpoint_is_whole_on_disk_later),
+        cmocka_unit_test(ends_are_acknowledged_when_the_row_is_written_after_all),
         cmocka_unit_test(a_refused_submit_leaves_nothing),
         cmocka_unit_test(a_start_without_memory_is_tried_again),
         cmocka_unit_test(a_disk_that_damages_every_newest_checkpoint_is_no_progress),
