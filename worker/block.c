@@ -116,6 +116,8 @@ static int reforward(struct engine *e, int64_t i, struct error *err)
         return ERR_OK;
     engine_set_pass(e, PASS_RECOMPUTE);
     int rc = body(e, i, engine_buffer(e, BUF_X1, i), NULL, mode == BOOST__RECOMPUTE__VALUE__LOW_RANK, err);
+    if (!rc && e->strategy->settle)
+        rc = e->strategy->settle(e, SITE_DOWN, i, err);
     engine_set_pass(e, PASS_BACKWARD);
     return rc;
 }

@@ -14,13 +14,13 @@ bool crosses(const struct engine *e, int64_t layer)
 
 static void *sums_of(const struct engine *e, const struct bundle *b, int64_t layer)
 {
-    size_t skipped = (size_t)(2 * e->plan->T * b->first) * dtype_size(e->k->stat);
+    size_t skipped = (size_t)(2 * (e->plan->T * b->first + e->rows.first * b->count)) * dtype_size(e->k->stat);
     return (char *)engine_buffer(e, BUF_SUM_QKV + b->site, layer) + skipped;
 }
 
 static struct crossing shape_of(const struct engine *e, const struct bundle *b)
 {
-    return (struct crossing){.rows = e->plan->T * b->count,
+    return (struct crossing){.rows = e->rows.count * b->count,
                              .w = e->w.latent,
                              .r = e->plan->r,
                              .branches = b->count,
@@ -33,7 +33,7 @@ static int reduce_sums(struct engine *e, const struct bundle *b, void *sums, con
 {
     if (!e->cut->latent)
         return ERR_OK;
-    struct comm_segment segment = {.data = sums, .count = 2 * e->plan->T * b->count, .dtype = e->k->stat};
+    struct comm_segment segment = {.data = sums, .count = 2 * e->rows.count * b->count, .dtype = e->k->stat};
     return comm_all_reduce(&e->comms->tp, e->ks, &segment, 1, COMM_SUM, what, err);
 }
 

@@ -141,6 +141,7 @@ int engine_create(const struct plan *plan, const struct kernels *k, struct comms
         return error_set(err, ERR_NOMEM, "no memory for the engine of rank %d", rank);
     *e = (struct engine){.plan = plan, .k = k, .comms = comms, .rank = rank, .tp_rank = plan_tp_rank(plan, rank)};
     e->strategy = find_strategy(plan);
+    e->rows = (struct rows){0, plan->T};
     e->optimizer = find_optimizer(plan);
     rc = check_groups(plan, comms, rank, err);
     if (rc)
@@ -173,6 +174,10 @@ int engine_create(const struct plan *plan, const struct kernels *k, struct comms
     }
     k->zero(e->ks, e->arena, (size_t)memory.total);
     bind_parameters(e);
+    if (plan->overlap)
+        rc = overlap_create(&e->overlap, err);
+    if (rc)
+        goto out;
     e->block = engine_buffer(e, BUF_BLOCK, 0);
     rc = k->stream_sync(e->ks, err);
 out:
@@ -188,6 +193,7 @@ void engine_destroy(struct engine *e)
 {
     if (!e)
         return;
+    overlap_destroy(e->overlap);
     if (e->arena)
         e->k->release(e->arena);
     if (e->ks)

@@ -4,6 +4,7 @@
 
 #include "worker/engine.h"
 #include "worker/optimizer.h"
+#include "worker/overlap.h"
 #include "worker/plan/arena.h"
 
 /* A parameter slice and its gradient, addresses in the arena. */
@@ -31,6 +32,11 @@ struct bundle {
     int first, count;
 };
 
+/* Rows of a micro-batch. */
+struct rows {
+    int64_t first, count;
+};
+
 /* What differs between FULL, VANILLA and BTP. Each call runs one micro-batch's part on this
  * rank; all may call collectives of the pass set in the comms. */
 struct strategy {
@@ -52,6 +58,8 @@ struct strategy {
     /* Gradients of a bundle's weights; dx of this bundle alone. dy is that of all branches. */
     int (*backward)(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy, void *dx,
                     struct error *err);
+    /* Completes latents that no output() follows; NULL where they are complete at once. */
+    int (*settle)(struct engine *e, enum plan_site site, int64_t layer, struct error *err);
 };
 extern const struct strategy strategy_full, strategy_vanilla, strategy_btp;
 
@@ -78,6 +86,10 @@ struct engine {
     const struct plan_cut *cut;
     struct plan_widths w; /* on this rank */
     struct attention attention;
+    struct rows rows;                       /* at work in the linear layers: all, or a slice of them */
+    struct overlap *overlap;                /* NULL: all-reduces are waited for at once */
+    int64_t calls[PLAN_SLICES][PROJ_COUNT]; /* of it, by slice and bundle */
+    bool begun;                             /* sums of the latest latents, by calls or done; false: they were kept */
 
     int64_t tensor_count;
     struct plan_tensor *tensors; /* of the stage, canonical order */
@@ -159,7 +171,8 @@ int bundle_count(const struct engine *e, enum plan_site site);
 struct bundle bundle_at(const struct engine *e, enum plan_site site, int i);
 /* Columns of a bundle's latent. */
 int64_t bundle_columns(const struct engine *e, const struct bundle *b);
-/* Its part of the buffer of its site, of the four that begin with `first`, with `width` columns a branch. */
+/* Its part of the buffer of its site, of the four that begin with `first`, with `width` columns a branch, from the
+ * first row at work. */
 void *bundle_part(const struct engine *e, enum plan_buffer first, const struct bundle *b, int64_t layer, int64_t width);
 /* Parameters of a bundle, of which each branch of the site has `each` elements; none where the site has none. */
 struct param bundle_param(const struct engine *e, const struct bundle *b, const struct param *p, int64_t each);
@@ -195,6 +208,8 @@ int gate_forward(struct engine *e, const struct bundle *b, int64_t layer, bool a
 int gate_backward(struct engine *e, const struct bundle *b, int64_t layer, const void *du, void *dp, struct error *err);
 
 /* ---- products (linear.c) ---- */
+
+/* Of the rows at work. What is given begins at the first of them; a fan's outputs are given whole. */
 
 /* A down-projection, or several that share their input: weight [n, k]. */
 void down_forward(struct engine *e, int64_t n, int64_t k, const struct param *a, const void *x, void *h);

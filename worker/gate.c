@@ -9,7 +9,7 @@
 static int gather(struct engine *e, const struct bundle *b, const void *part, void *whole, const char *what,
                   struct error *err)
 {
-    int64_t rows = e->plan->T * b->count, l = e->w.latent;
+    int64_t rows = e->rows.count * b->count, l = e->w.latent;
     void *parts = engine_buffer(e, BUF_PARTS, 0);
     int rc = comm_all_gather(&e->comms->tp, e->ks, part, parts, rows * l, e->k->act, what, err);
     if (!rc)
@@ -22,7 +22,7 @@ static void linear_forward(struct engine *e, const struct bundle *b, int64_t lay
     int64_t r = e->plan->r, l = e->w.latent;
     struct param W = bundle_param(e, b, &e->layers[layer].site[b->site].gate, l * r);
     void *G = engine_buffer(e, BUF_GATE, 0);
-    struct gemm g = {.m = e->plan->T,
+    struct gemm g = {.m = e->rows.count,
                      .n = l,
                      .k = r,
                      .trans_b = true,
@@ -41,7 +41,7 @@ static void linear_forward(struct engine *e, const struct bundle *b, int64_t lay
 static int linear_backward(struct engine *e, const struct bundle *b, int64_t layer, const void *p, const void *du,
                            void *dp, struct error *err)
 {
-    int64_t T = e->plan->T, r = e->plan->r, l = e->w.latent, c = b->count;
+    int64_t T = e->rows.count, r = e->plan->r, l = e->w.latent, c = b->count;
     int parts = e->cut->latent ? e->plan->tp : 1;
     struct param W = bundle_param(e, b, &e->layers[layer].site[b->site].gate, l * r);
     struct gemm weight = {.m = l,
@@ -86,7 +86,7 @@ static struct tensor_gate tensor_of(const struct engine *e, const struct bundle 
 {
     struct tensor_gate t;
     const struct site_params *site = &e->layers[layer].site[b->site];
-    int64_t elements = e->plan->T * e->plan->r;
+    int64_t elements = e->rows.count * e->plan->r;
     plan_gate_shape(e->plan->r, &t.m, &t.n);
     struct bundle one = {b->site, b->first + (int)j, 1};
     t.right = bundle_param(e, &one, &site->gate, t.n * t.n);
@@ -102,15 +102,15 @@ static void rows_together(struct engine *e, const struct bundle *b, const struct
                           int64_t j, void *out)
 {
     for (int64_t a = 0; a < t->m; a++)
-        e->k->copy_rows(e->ks, e->plan->T, t->n, act_at(e, x, j * e->plan->r + a * t->n), b->count * e->plan->r, false,
-                        act_at(e, out, a * e->plan->T * t->n), t->n);
+        e->k->copy_rows(e->ks, e->rows.count, t->n, act_at(e, x, j * e->plan->r + a * t->n), b->count * e->plan->r,
+                        false, act_at(e, out, a * e->rows.count * t->n), t->n);
 }
 
 static void rows_apart(struct engine *e, const struct bundle *b, const struct tensor_gate *t, const void *x, int64_t j,
                        void *out)
 {
     for (int64_t a = 0; a < t->m; a++)
-        e->k->copy_rows(e->ks, e->plan->T, t->n, act_at(e, x, a * e->plan->T * t->n), t->n, false,
+        e->k->copy_rows(e->ks, e->rows.count, t->n, act_at(e, x, a * e->rows.count * t->n), t->n, false,
                         act_at(e, out, j * e->plan->r + a * t->n), b->count * e->plan->r);
 }
 
@@ -118,7 +118,7 @@ static void tensor_middle(struct engine *e, const struct bundle *b, const struct
                           int64_t j)
 {
     rows_together(e, b, t, p, j, t->P);
-    struct gemm right = {.m = t->m * e->plan->T,
+    struct gemm right = {.m = t->m * e->rows.count,
                          .n = t->n,
                          .k = t->n,
                          .trans_b = true,
@@ -132,7 +132,7 @@ static void tensor_middle(struct engine *e, const struct bundle *b, const struct
 /* The whole output, of which this rank reads its columns. */
 static void tensor_forward(struct engine *e, const struct bundle *b, int64_t layer, const void *p, struct gated *out)
 {
-    int64_t columns = e->plan->T, r = e->plan->r;
+    int64_t columns = e->rows.count, r = e->plan->r;
     void *whole = engine_buffer(e, BUF_GATE, 0);
     for (int64_t j = 0; j < b->count; j++) {
         struct tensor_gate t = tensor_of(e, b, layer, j);
@@ -150,7 +150,7 @@ static void tensor_branch_backward(struct engine *e, const struct bundle *b, int
                                    const void *dG, int64_t j, void *dp)
 {
     struct tensor_gate t = tensor_of(e, b, layer, j);
-    int64_t row = e->plan->T * t.n;
+    int64_t row = e->rows.count * t.n;
     tensor_middle(e, b, &t, p, j);
     rows_together(e, b, &t, dG, j, t.G);
     struct gemm left = {.m = t.m,
@@ -169,7 +169,7 @@ static void tensor_branch_backward(struct engine *e, const struct bundle *b, int
     e->k->gemm(e->ks, &middle, t.left.weight, t.G, t.M);
     struct gemm right = {.m = t.n,
                          .n = t.n,
-                         .k = t.m * e->plan->T,
+                         .k = t.m * e->rows.count,
                          .trans_a = true,
                          .lda = t.n,
                          .ldb = t.n,
@@ -178,7 +178,7 @@ static void tensor_branch_backward(struct engine *e, const struct bundle *b, int
                          .beta = 1,
                          .c_grad = true};
     e->k->gemm(e->ks, &right, t.M, t.P, t.right.grad);
-    struct gemm input = {.m = t.m * e->plan->T, .n = t.n, .k = t.n, .lda = t.n, .ldb = t.n, .ldc = t.n, .batch = 1};
+    struct gemm input = {.m = t.m * e->rows.count, .n = t.n, .k = t.n, .lda = t.n, .ldb = t.n, .ldc = t.n, .batch = 1};
     e->k->gemm(e->ks, &input, t.M, t.right.weight, t.G);
     rows_apart(e, b, &t, t.G, j, dp);
 }
@@ -188,7 +188,7 @@ static void tensor_branch_backward(struct engine *e, const struct bundle *b, int
 static int tensor_backward(struct engine *e, const struct bundle *b, int64_t layer, const void *p, const void *du,
                            void *dp, struct error *err)
 {
-    int64_t rows = e->plan->T * b->count, r = e->plan->r, l = e->w.latent;
+    int64_t rows = e->rows.count * b->count, r = e->plan->r, l = e->w.latent;
     bool cut = e->cut->latent && e->plan->tp > 1;
     void *whole = cut ? engine_buffer(e, BUF_GATE, 0) : dp;
     if (cut) {
@@ -238,7 +238,7 @@ int gate_backward(struct engine *e, const struct bundle *b, int64_t layer, const
     case BOOST__LAX_GATE__VALUE__TENSOR:
         return tensor_backward(e, b, layer, p, du, dp, err);
     default:
-        e->k->copy_rows(e->ks, e->plan->T * b->count, e->w.latent, du, e->w.latent, false, dp, e->w.latent);
+        e->k->copy_rows(e->ks, e->rows.count * b->count, e->w.latent, du, e->w.latent, false, dp, e->w.latent);
         return ERR_OK;
     }
 }

@@ -19,7 +19,8 @@ int64_t bundle_columns(const struct engine *e, const struct bundle *b)
 
 void *bundle_part(const struct engine *e, enum plan_buffer first, const struct bundle *b, int64_t layer, int64_t width)
 {
-    return act_at(e, engine_buffer(e, first + b->site, layer), e->plan->T * b->first * width);
+    int64_t branches_before = e->plan->T * b->first, rows_before = e->rows.first * b->count;
+    return act_at(e, engine_buffer(e, first + b->site, layer), (branches_before + rows_before) * width);
 }
 
 struct param bundle_param(const struct engine *e, const struct bundle *b, const struct param *p, int64_t each)
@@ -49,11 +50,17 @@ enum latent_act latent_activation(const struct engine *e)
     return e->plan->latent_silu ? LATENT_SILU : LATENT_IDENTITY;
 }
 
+/* The first row at work of a [T] stat tensor. */
+static void *stat_at(const struct engine *e, void *base)
+{
+    return (char *)base + e->rows.first * (int64_t)dtype_size(e->k->stat);
+}
+
 /* The factor that is still to be applied to a site's latents; NULL: none. */
 static void *online_factor(const struct engine *e, enum plan_site site, int64_t layer)
 {
     bool normed = site == SITE_QKV || site == SITE_GU;
-    return normed && e->plan->norm_online ? norm_factor(e, site, layer) : NULL;
+    return normed && e->plan->norm_online ? stat_at(e, norm_factor(e, site, layer)) : NULL;
 }
 
 int latent_activate(struct engine *e, const struct bundle *b, int64_t layer, bool again, struct error *err)
@@ -66,7 +73,7 @@ int latent_activate(struct engine *e, const struct bundle *b, int64_t layer, boo
     if (crossing)
         z = Y;
     if (!again || Y != z)
-        e->k->latent_forward(e->ks, p->T, bundle_columns(e, b), p->d, p->norm_eps,
+        e->k->latent_forward(e->ks, e->rows.count, bundle_columns(e, b), p->d, p->norm_eps,
                              crossing ? LATENT_IDENTITY : latent_activation(e), Y, S, R, z);
     return crossing ? crossing_forward(e, b, layer, again, err) : ERR_OK;
 }
@@ -78,8 +85,8 @@ int latent_gradient(struct engine *e, const struct bundle *b, int64_t layer, voi
     int rc = crossing_backward(e, b, layer, dz, err);
     if (rc)
         return rc;
-    e->k->latent_backward(e->ks, e->plan->T, bundle_columns(e, b), e->plan->d,
+    e->k->latent_backward(e->ks, e->rows.count, bundle_columns(e, b), e->plan->d,
                           crossing ? LATENT_IDENTITY : latent_activation(e), latent_y(e, b, layer), R, dz,
-                          R ? engine_buffer(e, BUF_K, 0) : NULL);
+                          R ? stat_at(e, engine_buffer(e, BUF_K, 0)) : NULL);
     return ERR_OK;
 }

@@ -3,26 +3,33 @@
 
 void down_forward(struct engine *e, int64_t n, int64_t k, const struct param *a, const void *x, void *h)
 {
-    struct gemm g = {.m = e->plan->T, .n = n, .k = k, .trans_b = true, .lda = k, .ldb = k, .ldc = n, .batch = 1};
+    struct gemm g = {.m = e->rows.count, .n = n, .k = k, .trans_b = true, .lda = k, .ldb = k, .ldc = n, .batch = 1};
     e->k->gemm(e->ks, &g, x, a->weight, h);
 }
 
 void down_backward(struct engine *e, int64_t n, int64_t k, int parts, const struct param *a, const void *x,
                    const void *dh, void *dx)
 {
-    int64_t T = e->plan->T, w = k / parts;
+    int64_t T = e->rows.count, w = k / parts;
     struct gemm weight = {
         .m = n, .n = k, .k = T, .trans_a = true, .lda = n, .ldb = k, .ldc = k, .batch = 1, .beta = 1, .c_grad = true};
     e->k->gemm(e->ks, &weight, dh, x, a->grad);
-    struct gemm input = {
-        .m = T, .n = w, .k = n, .lda = n, .ldb = k, .ldc = w, .batch = parts, .stride_b = w, .stride_c = T * w};
+    struct gemm input = {.m = T,
+                         .n = w,
+                         .k = n,
+                         .lda = n,
+                         .ldb = k,
+                         .ldc = w,
+                         .batch = parts,
+                         .stride_b = w,
+                         .stride_c = e->plan->T * w};
     e->k->gemm(e->ks, &input, dh, a->weight, dx);
 }
 
 void up_forward(struct engine *e, const struct up *u, const struct param *w, const void *x, void *y)
 {
     int64_t T = e->plan->T;
-    struct gemm g = {.m = T,
+    struct gemm g = {.m = e->rows.count,
                      .n = u->out,
                      .k = u->in,
                      .trans_b = true,
@@ -41,7 +48,7 @@ static void input_gradient(struct engine *e, const struct up *u, const struct pa
                            void *dx)
 {
     bool shared = u->stride_x == 0;
-    struct gemm g = {.m = e->plan->T,
+    struct gemm g = {.m = e->rows.count,
                      .n = u->in,
                      .k = u->out,
                      .lda = u->out,
@@ -64,7 +71,7 @@ void up_backward(struct engine *e, const struct up *u, const struct param *w, co
     int64_t T = e->plan->T;
     struct gemm weight = {.m = u->out,
                           .n = u->in,
-                          .k = T,
+                          .k = e->rows.count,
                           .trans_a = true,
                           .lda = u->out,
                           .ldb = u->ldx,
@@ -99,7 +106,7 @@ static bool next_run(const struct engine *e, const struct fan *f, const struct p
         r->up.count++;
     r->w = param_at(e, w, skipped * f->in);
     r->x = r->first * f->stride_x;
-    r->y = e->plan->T * skipped;
+    r->y = e->plan->T * skipped + e->rows.first * r->up.out;
     return true;
 }
 

@@ -7,45 +7,70 @@ static const char *const sums[SITE_COUNT] = {"latent qkv", "latent o", "latent g
 static const char *const gradients[SITE_COUNT] = {"latent gradient qkv", "latent gradient o", "latent gradient gate up",
                                                   "latent gradient down"};
 
-/* One all-reduce over tp of a [T, n] latent, with its statistic when S is not NULL: one segment
- * when the two are of one type and neighbours, else one call of two segments. */
-static int reduce_latent(struct engine *e, void *latent, int64_t n, void *S, const char *what, struct error *err)
+/* The slices of a micro-batch, one after the other: all rows, or two halves of which one's all-reduce runs under
+ * the other's products. */
+static int slices_of(const struct engine *e, struct rows out[PLAN_SLICES])
 {
-    int64_t T = e->plan->T;
-    if (!S)
-        return reduce_act(e, latent, T * n, what, err);
-    struct comm_segment segments[2] = {
-        {.data = latent, .count = T * n, .dtype = e->k->act},
-        {.data = S, .count = T, .dtype = e->k->stat},
-    };
-    bool one = e->k->act == e->k->stat;
-    if (one)
-        segments[0].count += T;
-    return comm_all_reduce(&e->comms->tp, e->ks, segments, one ? 1 : 2, COMM_SUM, what, err);
+    int64_t first = plan_first_slice(e->plan), T = e->plan->T;
+    out[0] = (struct rows){0, first};
+    out[1] = (struct rows){first, T - first};
+    return first < T ? 2 : 1;
 }
 
-/* The statistic lies behind the last branch, so it travels with the last bundle. */
+static void all_rows(struct engine *e)
+{
+    e->rows = (struct rows){0, e->plan->T};
+}
+
+/* An all-reduce over tp of n columns of the rows at work, with their statistic when S is not NULL: one segment when the
+ * two are of one type and neighbours, else one call of two segments. Done at once, or begun. */
+static int begin_sum(struct engine *e, int slice, int bundle, void *data, int64_t n, void *S, const char *what,
+                     struct error *err)
+{
+    int64_t rows = e->rows.count;
+    struct comm_segment segments[OVERLAP_SEGMENTS] = {
+        {.data = data, .count = rows * n, .dtype = e->k->act},
+        {.data = S, .count = rows, .dtype = e->k->stat},
+    };
+    bool neighbours = S && rows == e->plan->T && e->k->act == e->k->stat;
+    if (neighbours)
+        segments[0].count += rows;
+    int count = S && !neighbours ? 2 : 1;
+    if (!e->overlap)
+        return comm_all_reduce(&e->comms->tp, e->ks, segments, count, COMM_SUM, what, err);
+    e->calls[slice][bundle] = overlap_begin(e->overlap, &e->comms->tp, e->ks, segments, count, what);
+    return ERR_OK;
+}
+
+static int end_sum(struct engine *e, int slice, int bundle, struct error *err)
+{
+    return e->overlap ? overlap_wait(e->overlap, e->calls[slice][bundle], err) : ERR_OK;
+}
+
+/* Products and their sums; what follows waits for the first slice only when it needs it, in finish(). The statistic
+ * lies behind the last branch, so it travels with the last bundle. */
 static int latent(struct engine *e, enum plan_site site, int64_t layer, const void *x, bool again, struct error *err)
 {
-    int bundles = bundle_count(e, site);
+    struct rows slices[PLAN_SLICES];
+    int bundles = bundle_count(e, site), n = slices_of(e, slices), rc = ERR_OK;
     bool with_statistic = e->plan->norm_online && (site == SITE_QKV || site == SITE_GU);
-    for (int i = 0; i < bundles && !again; i++) {
-        struct bundle b = bundle_at(e, site, i);
-        struct param a = bundle_down(e, &b, layer);
-        void *h = latent_y(e, &b, layer);
-        down_forward(e, bundle_columns(e, &b), e->w.in[site], &a, x, h);
-        void *S = with_statistic && i == bundles - 1 ? norm_factor(e, site, layer) : NULL;
-        int rc = reduce_latent(e, h, bundle_columns(e, &b), S, sums[site], err);
-        if (rc)
-            return rc;
+    e->begun = !again;
+    for (int s = 0; s < n && !again && !rc; s++) {
+        e->rows = slices[s];
+        for (int i = 0; i < bundles && !rc; i++) {
+            struct bundle b = bundle_at(e, site, i);
+            struct param a = bundle_down(e, &b, layer);
+            int64_t columns = bundle_columns(e, &b);
+            void *h = latent_y(e, &b, layer);
+            void *S = with_statistic && i == bundles - 1 ? norm_factor(e, site, layer) : NULL;
+            if (S)
+                S = (char *)S + e->rows.first * (int64_t)dtype_size(e->k->stat);
+            down_forward(e, columns, e->w.in[site], &a, act_at(e, x, e->rows.first * e->w.in[site]), h);
+            rc = begin_sum(e, s, i, h, columns, S, sums[site], err);
+        }
     }
-    for (int i = 0; i < bundles; i++) {
-        struct bundle b = bundle_at(e, site, i);
-        int rc = latent_activate(e, &b, layer, again, err);
-        if (rc)
-            return rc;
-    }
-    return ERR_OK;
+    all_rows(e);
+    return rc;
 }
 
 /* The B of a bundle, and where its outputs begin. */
@@ -71,32 +96,75 @@ static struct bundle_up up_of(const struct engine *e, const struct bundle *b, in
     };
 }
 
+/* From a slice's sums to its z; the rows at work are the slice's. */
+static int activate(struct engine *e, enum plan_site site, int64_t layer, int slice, struct error *err)
+{
+    int rc = ERR_OK;
+    for (int i = 0; i < bundle_count(e, site) && e->begun && !rc; i++)
+        rc = end_sum(e, slice, i, err);
+    for (int i = 0; i < bundle_count(e, site) && !rc; i++) {
+        struct bundle b = bundle_at(e, site, i);
+        rc = latent_activate(e, &b, layer, !e->begun, err);
+    }
+    return rc;
+}
+
+/* Slice by slice the latents, and with y their B: a kept latent too, so that the bits are those of the forward. */
+static int finish(struct engine *e, enum plan_site site, int64_t layer, void *y, struct error *err)
+{
+    struct rows slices[PLAN_SLICES];
+    int n = slices_of(e, slices), rc = ERR_OK;
+    for (int s = 0; s < n && !rc; s++) {
+        e->rows = slices[s];
+        rc = activate(e, site, layer, s, err);
+        for (int i = 0; i < bundle_count(e, site) && y && !rc; i++) {
+            struct bundle b = bundle_at(e, site, i);
+            struct bundle_up up = up_of(e, &b, layer);
+            fan_forward(e, &up.fan, &up.b, latent_z(e, &b, layer), act_at(e, y, up.y));
+        }
+    }
+    all_rows(e);
+    return rc;
+}
+
 static int output(struct engine *e, enum plan_site site, int64_t layer, const void *x, void *y, struct error *err)
 {
-    (void)x, (void)err;
-    for (int i = 0; i < bundle_count(e, site); i++) {
-        struct bundle b = bundle_at(e, site, i);
-        struct bundle_up up = up_of(e, &b, layer);
-        fan_forward(e, &up.fan, &up.b, latent_z(e, &b, layer), act_at(e, y, up.y));
-    }
-    return ERR_OK;
+    (void)x;
+    return finish(e, site, layer, y, err);
+}
+
+static int settle(struct engine *e, enum plan_site site, int64_t layer, struct error *err)
+{
+    return finish(e, site, layer, NULL, err);
 }
 
 static int backward(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy, void *dx,
                     struct error *err)
 {
-    void *dz = engine_buffer(e, BUF_DLATENT, 0);
-    int64_t columns = bundle_columns(e, b);
+    struct rows slices[PLAN_SLICES];
+    int n = slices_of(e, slices), rc = ERR_OK;
+    int64_t columns = bundle_columns(e, b), in = e->w.in[b->site];
     struct bundle_up up = up_of(e, b, layer);
     struct param a = bundle_down(e, b, layer);
-    fan_backward(e, &up.fan, &up.b, latent_z(e, b, layer), act_at(e, dy, up.y), dz);
-    int rc = reduce_act(e, dz, e->plan->T * columns, gradients[b->site], err);
-    if (!rc)
-        rc = latent_gradient(e, b, layer, dz, err);
-    if (rc)
-        return rc;
-    down_backward(e, columns, e->w.in[b->site], 1, &a, x, dz, dx);
-    return ERR_OK;
+    void *dz = engine_buffer(e, BUF_DLATENT, 0);
+    for (int s = 0; s < n && !rc; s++) {
+        e->rows = slices[s];
+        void *part = act_at(e, dz, e->rows.first * columns);
+        fan_backward(e, &up.fan, &up.b, latent_z(e, b, layer), act_at(e, dy, up.y), part);
+        rc = begin_sum(e, s, 0, part, columns, NULL, gradients[b->site], err);
+    }
+    for (int s = 0; s < n && !rc; s++) {
+        e->rows = slices[s];
+        void *part = act_at(e, dz, e->rows.first * columns);
+        rc = end_sum(e, s, 0, err);
+        if (!rc)
+            rc = latent_gradient(e, b, layer, part, err);
+        if (!rc)
+            down_backward(e, columns, in, 1, &a, act_at(e, x, e->rows.first * in), part,
+                          act_at(e, dx, e->rows.first * in));
+    }
+    all_rows(e);
+    return rc;
 }
 
 const struct strategy strategy_btp = {
@@ -108,4 +176,5 @@ const struct strategy strategy_btp = {
     .latent = latent,
     .output = output,
     .backward = backward,
+    .settle = settle,
 };

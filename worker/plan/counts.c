@@ -32,13 +32,20 @@ static void loss(const struct tally *y)
 
 /* ---- BTP ---- */
 
+/* All-reduces of latents in a layer, one way. */
+static int64_t btp_calls(const struct plan *p)
+{
+    int64_t slices = plan_first_slice(p) < p->T ? 2 : 1;
+    return slices * (p->grouped ? SITE_COUNT : PROJ_COUNT);
+}
+
 /* Latents 3r, r, 2r, r. The statistic of two norms goes along, or on its own. A block's layers up to the last A, which
  * is as far as a re-forward goes. */
 static void btp_layers(const struct tally *y)
 {
     const struct plan *p = y->p;
     int64_t T = p->T, L = y->stage->layers;
-    call(y, PLAN_ALL_REDUCE, L, p->grouped ? 4 : 7, 7 * T * p->r);
+    call(y, PLAN_ALL_REDUCE, L, btp_calls(p), 7 * T * p->r);
     call(y, PLAN_ALL_REDUCE, L, p->norm_online ? 0 : 2, 2 * T);
 }
 
@@ -66,7 +73,7 @@ static void btp_backward(const struct tally *y)
 {
     const struct plan *p = y->p;
     int64_t T = p->T, d = p->d, r = p->r, L = y->stage->layers;
-    call(y, PLAN_ALL_REDUCE, L, p->grouped ? 4 : 7, 7 * T * r);
+    call(y, PLAN_ALL_REDUCE, L, btp_calls(p), 7 * T * r);
     if (!p->norm_online)
         call(y, PLAN_ALL_REDUCE, L, 2, 2 * T);
     if (y->stage->last)

@@ -45,6 +45,7 @@ struct plan {
     Boost__LaxGate__Value lax_gate;
     bool grouped;
     bool norm_online; /* the norm's factor is applied behind the latent; else in front, as a plain norm */
+    bool overlap;     /* all-reduces of one slice of the rows under the products of the other; tp > 1 only */
     bool published;   /* VANILLA: attention on all heads on every rank */
     Boost__Recompute__Value recompute;
     int tp, pp, dp, world;
@@ -96,6 +97,9 @@ struct plan_widths {
     int64_t latent;          /* of one branch; 0 for FULL_RANK */
 };
 void plan_widths(const struct plan *p, struct plan_widths *out);
+/* Rows of the first of two slices, whole sequences where there is more than one; all rows without overlap. */
+enum { PLAN_SLICES = 2 };
+int64_t plan_first_slice(const struct plan *p);
 /* The dense layer that a projection stands for, uncut: [out, in]. */
 int64_t plan_in_width(const struct plan *p, enum plan_projection projection);
 int64_t plan_out_width(const struct plan *p, enum plan_projection projection);

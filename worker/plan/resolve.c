@@ -192,6 +192,7 @@ int plan_make(const Boost__JobSpec *resolved, struct plan *out, struct error *er
         .lax_gate = m->lax_gate,
         .grouped = par->grouped != BOOST__SWITCH__VALUE__OFF,
         .norm_online = par->norm == BOOST__NORM__VALUE__ONLINE,
+        .overlap = par->overlap == BOOST__SWITCH__VALUE__ON && par->tp > 1,
         .published = par->vanilla_attention == BOOST__VANILLA_ATTENTION__VALUE__PUBLISHED,
         .recompute = par->recompute,
         .tp = par->tp,

@@ -76,3 +76,10 @@ void plan_widths(const struct plan *p, struct plan_widths *out)
         out->out[j] = plan_out_width(p, j) / (is_cut ? t : 1);
     }
 }
+
+int64_t plan_first_slice(const struct plan *p)
+{
+    if (!p->overlap)
+        return p->T;
+    return p->micro_batch > 1 ? (p->micro_batch + 1) / 2 * p->s : (p->s + 1) / 2;
+}

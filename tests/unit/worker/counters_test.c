@@ -61,7 +61,7 @@ static void add(struct expected *x, enum comm_kind kind, enum comm_pass pass, in
 
 static void btp_layers(struct expected *x, const struct tiny *c, int64_t T)
 {
-    int64_t calls = c->way.ungrouped ? 7 : 4, latents = 7 * T * c->r;
+    int64_t calls = (c->way.ungrouped ? 7 : 4) * (c->way.overlap ? 2 : 1), latents = 7 * T * c->r;
     add(x, COMM_ALL_REDUCE, PASS_FORWARD, c->L * (calls + (c->way.sync ? 2 : 0)), c->L * (latents + 2 * T));
     add(x, COMM_ALL_REDUCE, PASS_BACKWARD, c->L * (calls + (c->way.sync ? 2 : 0)),
         c->L * (latents + (c->way.sync ? 2 * T : 0)));
@@ -99,7 +99,8 @@ static void reforward(struct expected *x, const struct tiny *c, int64_t T)
 {
     int64_t L = c->L, d = c->d, f = c->f, kv = c->hk * (d / c->h);
     if (c->way.strategy == BTP && c->recompute == LAYER)
-        add(x, COMM_ALL_REDUCE, PASS_RECOMPUTE, L * ((c->way.ungrouped ? 7 : 4) + (c->way.sync ? 2 : 0)),
+        add(x, COMM_ALL_REDUCE, PASS_RECOMPUTE,
+            L * ((c->way.ungrouped ? 7 : 4) * (c->way.overlap ? 2 : 1) + (c->way.sync ? 2 : 0)),
             L * (7 * T * c->r + 2 * T));
     if (c->way.strategy == FULL)
         add(x, COMM_ALL_REDUCE, PASS_RECOMPUTE, L, L * T * d);

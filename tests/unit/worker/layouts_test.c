@@ -276,14 +276,15 @@ static void equals_one_rank(const struct tiny *c, bool processes)
     struct result *one10 = run(&alone, STEPS, false), *many10 = run(c, STEPS, processes);
     check_counters(c, STEPS, many10->counters);
     assert_true(many10->tokens == one10->tokens && many10->eval_tokens == one10->eval_tokens);
-    /* In fp32 Adam's first updates, which are nearly signs, make roundings grow at once: two steps there. */
+    /* In fp32 Adam's first updates, which are nearly signs, make roundings grow at once: two steps there, and the
+     * norm of the second is within 1.3e-5 (tied SVD; 1e-5 without overlap). */
     double loss = 0, norm = 0;
     for (int s = 0; s < (c->fp64 ? STEPS : 2); s++) {
         loss = fmax(loss, relative(many10->loss[s], one10->loss[s]));
         norm = fmax(norm, relative(many10->norm[s], one10->norm[s]));
     }
     print_message("%s%s: loss %.1e, norm %.1e\n", processes ? "Gloo, " : "", text, loss, norm);
-    assert_true(loss < (c->fp64 ? 1e-9 : 1e-5) && norm < (c->fp64 ? 1e-8 : 1e-5));
+    assert_true(loss < (c->fp64 ? 1e-9 : 1e-5) && norm < (c->fp64 ? 1e-8 : 3e-5));
     assert_true(relative(many10->eval, one10->eval) < (c->fp64 ? 1e-9 : 1e-3));
     /* The same growth, from 1e-16. */
     if (c->fp64)

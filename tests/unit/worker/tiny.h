@@ -37,7 +37,7 @@ enum {
 struct tiny_way {
     const char *name;
     int factorization, strategy;
-    bool ungrouped, sync, published;
+    bool ungrouped, sync, published, overlap;
     int gate;
     bool svd_base; /* of LAX */
 };
@@ -48,6 +48,13 @@ static const struct tiny_way tiny_ways[] = {
     {.name = "COLA BTP ungrouped", .factorization = COLA, .strategy = BTP, .ungrouped = true},
     {.name = "COLA BTP SYNC", .factorization = COLA, .strategy = BTP, .sync = true},
     {.name = "SVD BTP SYNC ungrouped", .factorization = SVD, .strategy = BTP, .sync = true, .ungrouped = true},
+    {.name = "COLA BTP overlap", .factorization = COLA, .strategy = BTP, .overlap = true},
+    {.name = "SVD BTP SYNC ungrouped overlap",
+     .factorization = SVD,
+     .strategy = BTP,
+     .sync = true,
+     .ungrouped = true,
+     .overlap = true},
     {.name = "COLA VANILLA", .factorization = COLA, .strategy = VANILLA},
     {.name = "SVD VANILLA ungrouped", .factorization = SVD, .strategy = VANILLA, .ungrouped = true},
     {.name = "COLA VANILLA PUBLISHED", .factorization = COLA, .strategy = VANILLA, .published = true},
@@ -66,6 +73,13 @@ static const struct tiny_way tiny_ways[] = {
      .gate = TENSOR,
      .sync = true,
      .ungrouped = true},
+    {.name = "LAX LINEAR BTP overlap", .factorization = LAX, .strategy = BTP, .gate = LINEAR, .overlap = true},
+    {.name = "LAX TENSOR BTP ungrouped overlap",
+     .factorization = LAX,
+     .strategy = BTP,
+     .gate = TENSOR,
+     .ungrouped = true,
+     .overlap = true},
     {.name = "LAX SVD VANILLA", .factorization = LAX, .strategy = VANILLA, .svd_base = true},
     {.name = "LAX LINEAR VANILLA", .factorization = LAX, .strategy = VANILLA, .gate = LINEAR},
     {.name = "LAX LINEAR VANILLA ungrouped",
@@ -164,6 +178,8 @@ static inline void tiny_plan(const struct tiny *c, struct plan *out)
         PUT(parallel, norm, BOOST__NORM__VALUE__SYNC);
     if (c->way.ungrouped)
         PUT(parallel, grouped, BOOST__SWITCH__VALUE__OFF);
+    if (c->way.overlap)
+        PUT(parallel, overlap, BOOST__SWITCH__VALUE__ON);
     if (c->way.published)
         PUT(parallel, vanilla_attention, BOOST__VANILLA_ATTENTION__VALUE__PUBLISHED);
     PUT(parallel, tp, c->tp);
