@@ -16,7 +16,7 @@ enum { GROUPS = sizeof groups / sizeof *groups };
 static const char *const kinds[PLAN_KINDS] = {"all_reduce", "reduce_scatter", "all_gather", "send", "recv"};
 static const char *const passes[PLAN_PASSES] = {"forward", "backward", "recompute", "step", "eval"};
 static const char *const categories[MEM_COUNT] = {"weights", "master", "grads", "moments", "saved", "scratch", "head"};
-static const char *const category_heads[MEM_COUNT] = {"WEIGHTS", "MASTER", "GRADS", "MOMENTS",
+static const char *const category_heads[MEM_COUNT] = {"WEIGHTS", "MASTER",  "GRADS", "MOMENTS",
                                                       "SAVED",   "SCRATCH", "HEAD"};
 static const Boost__Recompute__Value modes[] = {BOOST__RECOMPUTE__VALUE__NONE, BOOST__RECOMPUTE__VALUE__LOW_RANK,
                                                 BOOST__RECOMPUTE__VALUE__LAYER};
@@ -152,9 +152,10 @@ static json_t *json_gemms(const struct plan_gemm *g, int n)
         json_put(o, "weights", json_string(g[i].what));
         json_put(o, "place", json_string(places[g[i].place]));
         json_put(o, "pass", json_string(passes[g[i].pass]));
-        json_put(o, "gives", json_string(g[i].weight                 ? "weight_gradient"
-                                         : g[i].pass == PLAN_FORWARD ? "output"
-                                                                     : "input_gradient"));
+        json_put(o, "gives",
+                 json_string(g[i].weight                 ? "weight_gradient"
+                             : g[i].pass == PLAN_FORWARD ? "output"
+                                                         : "input_gradient"));
         json_put(o, "m", json_integer(g[i].m));
         json_put(o, "n", json_integer(g[i].n));
         json_put(o, "k", json_integer(g[i].k));
