@@ -29,6 +29,7 @@ static const struct verb verbs[] = {
     {"ckpt", verb_ckpt, "checkpoints of a job: ckpt ls JOB"},
     {"node", verb_node, "nodes: node ls"},
     {"validate", verb_validate, "check a job file without a controller"},
+    {"plan", verb_plan, "memory, collectives and matrix products of a job file"},
     {"encode", verb_convert, "a job file to binary protobuf"},
     {"decode", verb_convert, "a job file to protobuf text or JSON"},
     {"ping", verb_ping, "is the controller there"},
@@ -36,8 +37,8 @@ static const struct verb verbs[] = {
 };
 
 /* Named in the contract and not built yet: told apart from a typing error. */
-static const char *const later[] = {"restart", "update", "plan",   "top", "usage",      "stacks",
-                                    "data",    "sample", "config", "eval", "completion"};
+static const char *const later[] = {"restart", "update", "top",    "usage", "stacks",
+                                    "data",    "sample", "config", "eval",  "completion"};
 
 static void print_help(void)
 {

@@ -89,6 +89,7 @@ int verb_control(struct ctl *ctl, int argc, char **argv); /* cancel hold release
 int verb_wait(struct ctl *ctl, int argc, char **argv);
 int verb_node(struct ctl *ctl, int argc, char **argv);
 int verb_validate(struct ctl *ctl, int argc, char **argv);
+int verb_plan(struct ctl *ctl, int argc, char **argv);
 int verb_convert(struct ctl *ctl, int argc, char **argv); /* encode decode */
 int verb_ping(struct ctl *ctl, int argc, char **argv);
 int verb_version(struct ctl *ctl, int argc, char **argv);

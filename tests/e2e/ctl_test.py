@@ -507,7 +507,7 @@ def test_exit_codes(c):
     fails(c, 2, "unknown option '--frobnicate'", "status", "--frobnicate")
     fails(c, 2, "table, wide, json", "-o", "xml", "status")
     fails(c, 2, "needs a job", "cancel")
-    for args in (["restart", "1"], ["update", "1", "priority=3"], ["plan", "x"], ["top"], ["usage"], ["stacks", "1"],
+    for args in (["restart", "1"], ["update", "1", "priority=3"], ["top"], ["usage"], ["stacks", "1"],
                  ["data"], ["sample", "1"], ["config"], ["eval", "1", "x"], ["completion", "bash"], ["ckpt", "rm", "1"],
                  ["ckpt", "verify", "1"], ["node", "drain", "n1"], ["node", "show", "n1"], ["--host", "h:1", "ping"]):
         fails(c, 5, "not built in this version", *args)

@@ -206,8 +206,8 @@ static void check_applies(struct faults *f, const Boost__JobSpec *spec)
         faults_add(f, "leave parallel.norm out", "parallel.norm applies to strategy BTP only");
     if (!btp && par->overlap == BOOST__SWITCH__VALUE__ON)
         faults_add(f, "leave parallel.overlap out", "parallel.overlap: ON applies to strategy BTP only");
-    if (full_rank && par->grouped == BOOST__SWITCH__VALUE__ON)
-        faults_add(f, "leave parallel.grouped out", "parallel.grouped: ON applies to low-rank models only");
+    if (full_rank && par->grouped != BOOST__SWITCH__VALUE__AUTO) /* a site of dense layers is one fan, always */
+        faults_add(f, "leave parallel.grouped out", "parallel.grouped applies to low-rank models only");
     if (full_rank && par->recompute == BOOST__RECOMPUTE__VALUE__LOW_RANK)
         faults_add(f, "set parallel.recompute: LAYER",
                    "parallel.recompute: LOW_RANK needs latents, and FULL_RANK has none");

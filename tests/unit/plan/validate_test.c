@@ -125,6 +125,11 @@ static void options_that_do_not_apply(void **state)
     CHANGE(ERR_INVALID, "parallel.norm applies to strategy BTP only", "leave", parallel->has_strategy = 1;
            parallel->strategy = BOOST__STRATEGY__VALUE__VANILLA; model->rank = 6; parallel->has_norm = 1;
            parallel->norm = BOOST__NORM__VALUE__ONLINE);
+    for (int grouped = BOOST__SWITCH__VALUE__ON; grouped <= BOOST__SWITCH__VALUE__OFF; grouped++)
+        CHANGE(ERR_INVALID, "parallel.grouped applies to low-rank models only", "leave",
+               model->factorization = BOOST__FACTORIZATION__VALUE__FULL_RANK;
+               model->has_rank = 0; model->rank = 0; parallel->has_grouped = 1;
+               parallel->grouped = (Boost__Switch__Value)grouped);
     CHANGE(ERR_INVALID, "parallel.zero = 1", "dp", parallel->has_zero = 1; parallel->zero = 1);
     CHANGE(ERR_INVALID, "parallel.bucket_mib = 8", "dp", parallel->has_bucket_mib = 1; parallel->bucket_mib = 8);
 }

@@ -143,10 +143,9 @@ static inline struct tiny tiny_of(int i)
     return c;
 }
 
-/* Through the real path: a spec, resolved, planned. */
-static inline void tiny_plan(const struct tiny *c, struct plan *out)
+/* Through the real path: a spec, validated; with `out`, resolved and planned too. */
+static inline int tiny_try(const struct tiny *c, struct plan *out, struct error *err)
 {
-    struct error err = {0};
     Boost__TokenFile file = BOOST__TOKEN_FILE__INIT, *files[] = {&file};
     Boost__Model model = BOOST__MODEL__INIT;
     Boost__Parallel parallel = BOOST__PARALLEL__INIT;
@@ -207,13 +206,30 @@ static inline void tiny_plan(const struct tiny *c, struct plan *out)
     spec.optimizer = &optimizer;
     spec.run = &run;
     spec.checkpoint = &checkpoint;
+    if (!out)
+        return plan_validate(&spec, err);
     Boost__JobSpec *resolved;
     struct plan_machine machine = {0};
-    if (plan_resolve(&spec, &machine, &resolved, &err) || plan_make(resolved, out, &err))
-        fail_msg("%s (%s)", err.message, err.hint);
+    int rc = plan_resolve(&spec, &machine, &resolved, err);
+    if (!rc)
+        rc = plan_make(resolved, out, err);
     boost__job_spec__free_unpacked(resolved, NULL);
     if (c->bucket_bytes)
         out->bucket_bytes = c->bucket_bytes;
+    return rc;
+}
+
+static inline bool tiny_is_valid(const struct tiny *c)
+{
+    struct error err = {0};
+    return tiny_try(c, NULL, &err) == ERR_OK;
+}
+
+static inline void tiny_plan(const struct tiny *c, struct plan *out)
+{
+    struct error err = {0};
+    if (tiny_try(c, out, &err))
+        fail_msg("%s (%s)", err.message, err.hint);
 }
 
 static inline const struct kernels *tiny_kernels(const struct plan *p)
