@@ -125,9 +125,9 @@ $(BUILD)/commit: FORCE
 
 # Element-wise and attention kernels are loops the compiler vectorises.
 $(BUILD)/obj/kernels/cpu/%.o: OPT = -O3 -g
-# The fp32 backend shares OpenMP with oneDNN; what the last three allow is fused multiply-add, and no errno
+# The fp32 backend (and bf16 around it) shares OpenMP with oneDNN; what the last three allow is fused multiply-add, and no errno
 # or trap from a vectorised sqrt or a masked comparison. None of them reorders a sum.
-$(BUILD)/obj/kernels/cpu/fp32%.o: FILE_FLAGS = -fopenmp -ffp-contract=fast -fno-math-errno -fno-trapping-math
+$(BUILD)/obj/kernels/cpu/fp32%.o $(BUILD)/obj/kernels/cpu/bf16%.o $(BUILD)/obj/kernels/cpu/bf16.o: FILE_FLAGS = -fopenmp -ffp-contract=fast -fno-math-errno -fno-trapping-math
 
 # ---- CUDA ------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 /* The operations of a training step: one table, several backends.
  *
- * A backend (fp64 reference, fp32 on the CPU; later emulated bf16 and CUDA) is a
+ * A backend (fp64 reference, fp32 and emulated bf16 on the CPU; later CUDA) is a
  * `struct kernels`. Model code calls through the table, holds tensors as void *
  * and names no C float type. Every operation only enqueues on a stream: it does not
  * wait, allocates nothing, and what changes from step to step is read from a
@@ -227,5 +227,6 @@ struct kernels {
 
 const struct kernels *kernels_cpu_fp64(void); /* the reference: plain loops, fp64 throughout */
 const struct kernels *kernels_cpu_fp32(void); /* dnnl_sgemm, vectorised loops */
+const struct kernels *kernels_cpu_bf16(void); /* a GPU's bf16, emulated: that of fp32 between bf16 tensors */
 
 #endif

@@ -56,12 +56,15 @@ static int choose_kernels(const struct plan *plan, const struct kernels **out, s
     case BOOST__PRECISION__VALUE__FP32:
         *out = kernels_cpu_fp32();
         return ERR_OK;
+    case BOOST__PRECISION__VALUE__BF16:
+        *out = kernels_cpu_bf16();
+        return ERR_OK;
     case BOOST__PRECISION__VALUE__FP64:
         *out = kernels_cpu_fp64();
         return ERR_OK;
     default:
         error_set(err, ERR_UNSUPPORTED, "run.precision of this job is not built for the CPU");
-        return error_hint(err, "set run.precision to FP32 or FP64");
+        return error_hint(err, "set run.precision to FP32, BF16 or FP64");
     }
 }
 

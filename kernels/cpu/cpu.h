@@ -23,6 +23,10 @@ struct kstream {
     int64_t gemm_ns;
     struct error fault; /* the first since the last sync; code ERR_OK = none */
     struct rope_table rope;
+    struct { /* bf16 only: fp32 copies */
+        float *at;
+        int64_t floats;
+    } scratch;
 };
 
 /* Remembers the first fault of the stream. */

@@ -1,7 +1,7 @@
 /* fp32.h: streams and the table. */
 #include "kernels/cpu/fp32.h"
 
-static int stream_create(int threads, struct kstream **out, struct error *err)
+int fp32_stream_create(int threads, struct kstream **out, struct error *err)
 {
     const struct fp32_loops *loops;
     *out = NULL;
@@ -20,7 +20,7 @@ const struct kernels *kernels_cpu_fp32(void)
         .act = DTYPE_F32,
         .stat = DTYPE_F32,
         .grad = DTYPE_F32,
-        .stream_create = stream_create,
+        .stream_create = fp32_stream_create,
         .stream_destroy = cpu_stream_destroy,
         .stream_sync = cpu_stream_sync,
         .gemm_seconds = cpu_gemm_seconds,

@@ -24,6 +24,8 @@ static inline int64_t fp32_min(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
+int fp32_stream_create(int threads, struct kstream **out, struct error *err);
+
 void fp32_gemm(struct kstream *ks, const struct gemm *g, const void *a, const void *b, void *c);
 
 void fp32_embed(struct kstream *ks, int64_t T, int64_t first, int64_t rows, int64_t width, int parts,
@@ -33,6 +35,14 @@ void fp32_embed_backward(struct kstream *ks, int64_t T, int64_t first, int64_t r
 void fp32_copy_rows(struct kstream *ks, int64_t rows, int64_t w, const void *x, int64_t ldx, bool accumulate, void *y,
                     int64_t ldy);
 void fp32_interleave(struct kstream *ks, int parts, int64_t T, int64_t w, const void *in, void *out);
+
+/* The moves among them, for elements of any size. */
+void fp32_move_embed(struct kstream *ks, size_t element, int64_t T, int64_t first, int64_t rows, int64_t width,
+                     int parts, const int32_t *tokens, const void *table, void *out);
+void fp32_move_rows(struct kstream *ks, size_t element, int64_t rows, int64_t w, const void *x, int64_t ldx, void *y,
+                    int64_t ldy);
+void fp32_move_interleave(struct kstream *ks, size_t element, int parts, int64_t T, int64_t w, const void *in,
+                          void *out);
 
 void fp32_residual_gain(struct kstream *ks, int64_t T, int64_t w, const void *x, const void *y, const void *gain,
                         void *x_out, void *n, void *S);

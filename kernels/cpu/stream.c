@@ -51,6 +51,7 @@ void cpu_stream_destroy(struct kstream *ks)
         return;
     free(ks->rope.cosine);
     free(ks->rope.sine);
+    free(ks->scratch.at);
     free(ks);
 }
 

@@ -13,7 +13,7 @@
  *     for bit.
  * No C++ exception leaves this file. */
 extern "C" {
-#include "worker/comm/bf16.h"
+#include "proto/base/bf16.h"
 #include "worker/comm/comm.h"
 #include "worker/comm/peers.h"
 }

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "worker/comm/bf16.h"
+#include "proto/base/bf16.h"
 #include "worker/comm/comm.h"
 
 enum { MAX_RANKS = 64, BLOCK = 512 /* elements reduced at a time, on the stack */ };

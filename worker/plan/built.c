@@ -85,9 +85,7 @@ const struct built_rule built_rules[] = {
     {"run.eval_tokens", BUILT_ANY, 0, NULL},
     {"run.log_every", BUILT_ANY, 0, NULL},
     {"run.seed", BUILT_ANY, 0, NULL},
-    {"run.precision", BUILT_VALUES,
-     BIT(BOOST__PRECISION__VALUE__AUTO) | BIT(BOOST__PRECISION__VALUE__FP32) | BIT(BOOST__PRECISION__VALUE__FP64),
-     "bf16 arithmetic"},
+    {"run.precision", BUILT_ANY, 0, NULL},
     {"run.tensorboard_dir", BUILT_EMPTY, 0, "TensorBoard files"},
 
     {"checkpoint.dir", BUILT_LOCAL, 0, "checkpoints in object storage"},

@@ -224,16 +224,19 @@ void plan_arena(const struct plan *p, int stage, const struct plan_backend *b, s
 
 void plan_backend_estimate(const struct plan *p, struct plan_backend *out)
 {
+    bool bf16 = p->precision == BOOST__PRECISION__VALUE__BF16;
     enum dtype t = p->precision == BOOST__PRECISION__VALUE__FP64 ? DTYPE_F64 : DTYPE_F32;
-    *out = (struct plan_backend){.act = t, .stat = t, .grad = t};
+    *out = (struct plan_backend){.act = bf16 ? DTYPE_BF16 : t, .stat = t, .grad = t};
     /* The CPU's attention runs at most 64 pairs of sequence and key-value head at once, each with two
-     * tiles of 64 rows of scores. */
+     * tiles of 64 rows of scores. BF16 works on one sequence at a time, on fp32 copies of q, k, v, o and their
+     * gradients. */
     enum { PAIRS = 64, TILE_ROWS = 64 };
     struct plan_widths w;
     plan_widths(p, &w);
-    int64_t pairs = mul(p->micro_batch, w.kv_heads);
-    out->attention_workspace =
-        mul((pairs < PAIRS ? pairs : PAIRS) * 2 * TILE_ROWS, mul(p->s + 1, (int64_t)dtype_size(t)));
+    int64_t pairs = mul(bf16 ? 1 : p->micro_batch, w.kv_heads);
+    int64_t tiles = mul((pairs < PAIRS ? pairs : PAIRS) * 2 * TILE_ROWS, p->s + 1);
+    int64_t copies = bf16 ? mul(p->s, 4 * mul(w.heads + w.kv_heads, p->e)) : 0;
+    out->attention_workspace = mul(add(tiles, copies), (int64_t)dtype_size(t));
 }
 
 void plan_stage_memory(const struct plan *p, int stage, const struct plan_backend *b, struct plan_memory *out)

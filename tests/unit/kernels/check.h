@@ -6,7 +6,9 @@
  * allowed for exactly). A sum of K terms in any order has roundings <= K in the worst case and about
  * sqrt(K) in practice; sum_roundings() takes 6 sqrt(K) + 6, six standard deviations of a random walk
  * (Higham and Mary, "A new approach to probabilistic rounding error analysis"), so a lost or doubled term shows.
- * The inputs are floats in both backends, so the reference sees exactly what the kernel sees. */
+ * The bf16 backend computes in fp32 and rounds what it stores as act once more: that adds 2^-8 of the result, which is
+ * what the same computation done plainly has too. Inputs are floats, or bf16 numbers for that backend, so the
+ * reference sees exactly what the kernel sees. */
 #ifndef BOOST_TESTS_KERNELS_CHECK_H
 #define BOOST_TESTS_KERNELS_CHECK_H
 
@@ -22,6 +24,7 @@
 #include <string.h>
 
 #include "kernels/kernels.h"
+#include "proto/base/bf16.h"
 
 #define UNUSED __attribute__((unused))
 
@@ -31,9 +34,11 @@ struct variant {
     char label[64];
     const struct kernels *k;
     struct kstream *ks;
-    double u;
+    double u;     /* unit roundoff of the arithmetic */
+    double store; /* and of storing as act, where that is more; else 0 */
     uint64_t random;
     void *host[POOL], *device[POOL];
+    enum dtype type[POOL]; /* of what is at device[] */
     int hosts, devices;
 };
 
@@ -49,10 +54,16 @@ static UNUSED uint64_t random_bits(struct variant *v)
     return z ^ z >> 31;
 }
 
-/* Uniform in [-scale, scale), a float. */
+static UNUSED double round_bf16(double x)
+{
+    return from_bf16(to_bf16((float)x));
+}
+
+/* Uniform in [-scale, scale), a float; a bf16 number where that is act. */
 static UNUSED double random_value(struct variant *v, double scale)
 {
-    return (float)(((double)(random_bits(v) >> 11) * 0x1p-52 - 1) * scale);
+    float x = (float)(((double)(random_bits(v) >> 11) * 0x1p-52 - 1) * scale);
+    return v->k->act == DTYPE_BF16 ? round_bf16(x) : x;
 }
 
 static UNUSED int64_t random_below(struct variant *v, int64_t n)
@@ -98,41 +109,72 @@ static UNUSED void *device_bytes(struct variant *v, size_t bytes)
     return v->device[v->devices++] = p;
 }
 
-static UNUSED void put(struct variant *v, void *dst, int64_t n, const double *values)
+static UNUSED void *device_typed(struct variant *v, enum dtype t, int64_t n)
 {
-    if (v->k->act == DTYPE_F64) {
-        v->k->upload(v->ks, dst, values, (size_t)n * sizeof(double));
-        return;
-    }
-    float *f = malloc((size_t)n * sizeof(float) + 1);
-    assert_non_null(f);
-    for (int64_t i = 0; i < n; i++)
-        f[i] = (float)values[i];
-    v->k->upload(v->ks, dst, f, (size_t)n * sizeof(float));
-    free(f);
+    void *p = device_bytes(v, (size_t)n * dtype_size(t));
+    v->type[v->devices - 1] = t;
+    return p;
 }
 
-static UNUSED void *device_values(struct variant *v, int64_t n, const double *values)
+/* Of what was made by the functions below. */
+static UNUSED enum dtype type_at(struct variant *v, const void *device)
 {
-    void *p = device_bytes(v, (size_t)n * dtype_size(v->k->act));
+    for (int i = v->devices - 1; i >= 0; i--)
+        if (v->device[i] == device)
+            return v->type[i];
+    fail_msg("%s: not a tensor of this test", v->label);
+    return DTYPE_COUNT;
+}
+
+static UNUSED void put(struct variant *v, void *dst, int64_t n, const double *values)
+{
+    v->k->cast(v->ks, type_at(v, dst), dst, DTYPE_F64, values, n);
+}
+
+static UNUSED void *typed_values(struct variant *v, enum dtype t, int64_t n, const double *values)
+{
+    void *p = device_typed(v, t, n);
     put(v, p, n, values);
     return p;
 }
 
 /* An output that has not been written shows as NaN. */
-static UNUSED void *device_poison(struct variant *v, int64_t n)
+static UNUSED void *typed_poison(struct variant *v, enum dtype t, int64_t n)
 {
-    size_t bytes = (size_t)n * dtype_size(v->k->act);
-    void *p = device_bytes(v, bytes);
-    memset(p, 0xff, bytes);
+    void *p = device_typed(v, t, n);
+    memset(p, 0xff, (size_t)n * dtype_size(t));
     return p;
 }
 
-static UNUSED void *device_zero(struct variant *v, int64_t n)
+static UNUSED void *device_values(struct variant *v, int64_t n, const double *values)
 {
-    size_t bytes = (size_t)n * dtype_size(v->k->act);
-    void *p = device_bytes(v, bytes);
-    v->k->zero(v->ks, p, bytes);
+    return typed_values(v, v->k->act, n, values);
+}
+
+static UNUSED void *stat_values(struct variant *v, int64_t n, const double *values)
+{
+    return typed_values(v, v->k->stat, n, values);
+}
+
+static UNUSED void *grad_values(struct variant *v, int64_t n, const double *values)
+{
+    return typed_values(v, v->k->grad, n, values);
+}
+
+static UNUSED void *device_poison(struct variant *v, int64_t n)
+{
+    return typed_poison(v, v->k->act, n);
+}
+
+static UNUSED void *stat_poison(struct variant *v, int64_t n)
+{
+    return typed_poison(v, v->k->stat, n);
+}
+
+static UNUSED void *grad_zero(struct variant *v, int64_t n)
+{
+    void *p = device_typed(v, v->k->grad, n);
+    v->k->zero(v->ks, p, (size_t)n * dtype_size(v->k->grad));
     return p;
 }
 
@@ -153,18 +195,8 @@ static UNUSED void must_sync(struct variant *v)
 static UNUSED double *fetch(struct variant *v, const void *device, int64_t n)
 {
     double *out = host_values(v, n);
-    if (v->k->act == DTYPE_F64) {
-        v->k->download(v->ks, out, device, (size_t)n * sizeof(double));
-        must_sync(v);
-        return out;
-    }
-    float *f = malloc((size_t)n * sizeof(float) + 1);
-    assert_non_null(f);
-    v->k->download(v->ks, f, device, (size_t)n * sizeof(float));
+    v->k->cast(v->ks, DTYPE_F64, out, type_at(v, device), device, n);
     must_sync(v);
-    for (int64_t i = 0; i < n; i++)
-        out[i] = f[i];
-    free(f);
     return out;
 }
 
@@ -184,7 +216,8 @@ static UNUSED double sum_roundings(int64_t terms)
     return 6 * sqrt((double)terms) + 6;
 }
 
-/* |got - want| <= roundings * u * magnitude for every element; magnitude NULL means |want|. The fp32 exponential
+/* |got - want| <= roundings * u * magnitude for every element, and where that is not 0 what storing adds;
+ * magnitude NULL means |want|. The fp32 exponential
  * is 0 below 2.4e-38; what is computed from it by a few factors may be off by that times those factors. */
 static UNUSED void check(struct variant *v, const char *what, int64_t n, const void *device, const real *want,
                          const real *magnitude, double roundings)
@@ -192,7 +225,10 @@ static UNUSED void check(struct variant *v, const char *what, int64_t n, const v
     double *got = fetch(v, device, n);
     for (int64_t i = 0; i < n; i++) {
         real size = magnitude ? magnitude[i] : fabsl(want[i]);
-        real bound = (real)(roundings * v->u) * size + (v->k->act == DTYPE_F32 ? 1e-33L : 1e-300L);
+        real bound = (real)(roundings * v->u) * size;
+        if (bound > 0 && type_at(v, device) == DTYPE_BF16)
+            bound += (real)v->store * (fabsl(want[i]) + bound);
+        bound += v->k->act == DTYPE_F64 ? 1e-300L : 1e-33L;
         if (!(fabsl(got[i] - want[i]) <= bound))
             fail_msg("%s: %s[%lld of %lld] is %.17g, should be %.17Lg (error %.3Lg, bound %.3Lg)", v->label, what,
                      (long long)i, (long long)n, got[i], want[i], fabsl(got[i] - want[i]), bound);
@@ -219,7 +255,7 @@ static UNUSED void check_frobenius(struct variant *v, const char *what, int64_t 
 
 static UNUSED void check_same_bits(struct variant *v, const char *what, int64_t n, const void *a, const void *b)
 {
-    if (memcmp(a, b, (size_t)n * dtype_size(v->k->act)) != 0)
+    if (memcmp(a, b, (size_t)n * dtype_size(type_at(v, a))) != 0)
         fail_msg("%s: %s differs between two equal calls", v->label, what);
 }
 
@@ -258,6 +294,7 @@ static UNUSED void run_variant(const struct kernels *k, const char *isa, int thr
     if (rc == ERR_OK) {
         v->k = k;
         v->u = k->act == DTYPE_F64 ? 0x1p-53 : 0x1p-24;
+        v->store = k->act == DTYPE_BF16 ? 0x1p-8 : 0;
         v->random = 20261129;
         snprintf(v->label, sizeof v->label, "%s %s, %d threads", k->name, isa ? isa : "", threads);
         body(v);
@@ -277,6 +314,8 @@ static UNUSED void each_variant(void (*body)(struct variant *))
     run_variant(kernels_cpu_fp32(), "avx2", 1, body);
     run_variant(kernels_cpu_fp32(), "avx512", 1, body);
     run_variant(kernels_cpu_fp32(), NULL, 3, body);
+    run_variant(kernels_cpu_bf16(), "baseline", 1, body);
+    run_variant(kernels_cpu_bf16(), NULL, 3, body);
 }
 
 #endif

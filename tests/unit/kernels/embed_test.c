@@ -33,7 +33,7 @@ static void one_embed(struct variant *v, int64_t T, int64_t first, int64_t rows,
     v->k->embed(v->ks, T, first, rows, width, parts, dtok, device_values(v, nt, table), out);
     check(v, "embedding", n, out, want, NULL, 0);
     for (int r = 0; r < 2; r++) {
-        dt[r] = device_values(v, nt, dtable);
+        dt[r] = grad_values(v, nt, dtable);
         v->k->embed_backward(v->ks, T, first, rows, width, parts, dtok, ddout, dt[r]);
     }
     check(v, "dtable", nt, dt[0], want_t, size, sum_roundings(T));
@@ -48,6 +48,7 @@ static void embeds(struct variant *v)
     one_embed(v, 50, 5, 6, 20, 7, 3);
     one_embed(v, 700, 128, 128, 256, 33, 2);
     one_embed(v, 700, 0, 3, 3, 130, 1); /* every row many times */
+    one_embed(v, 1100, 4, 30, 40, 65, 2);
 }
 
 static void test_embed(void **state)
@@ -61,7 +62,7 @@ static void ordered(struct variant *v)
 {
     int32_t tokens[3] = {1, 1, 1};
     double dout[3] = {1e8, 1, -1e8}, zero[2] = {0, 0};
-    void *dtable = device_values(v, 2, zero);
+    void *dtable = grad_values(v, 2, zero);
     v->k->embed_backward(v->ks, 3, 0, 2, 1, 1, device_tokens(v, 3, tokens), device_values(v, 3, dout), dtable);
     assert_true(fetch(v, dtable, 2)[1] == (v->k->act == DTYPE_F64 ? 1 : 0));
 }
@@ -117,6 +118,7 @@ static void copies(struct variant *v)
         one_copy(v, 1, 1, 1, 1, accumulate);
         one_copy(v, 33, 7, 9, 12, accumulate);
         one_copy(v, 700, 96, 96, 96, accumulate);
+        one_copy(v, 1400, 96, 97, 96, accumulate);
     }
 }
 

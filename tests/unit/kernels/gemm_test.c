@@ -8,6 +8,7 @@ struct shape {
 static const struct shape shapes[] = {
     {1, 1, 1, 1},    {1, 7, 3, 1},    {5, 1, 9, 2},     {17, 13, 11, 3},
     {64, 33, 31, 1}, {37, 64, 96, 2}, {24, 40, 515, 1}, {130, 48, 65, 1},
+    {520, 3, 1030, 1}, {2, 517, 513, 2},
 };
 
 static void reference(const struct gemm *g, const double *a, const double *b, const double *c, real *want, real *size,
@@ -66,8 +67,8 @@ static void one_gemm(struct variant *v, const struct shape *s, bool trans_a, boo
         if (size[i] != 0)
             c[i] = NAN;
     }
-    dc = device_values(v, nc, c);
-    again = device_values(v, nc, c);
+    dc = typed_values(v, g.c_grad ? v->k->grad : v->k->act, nc, c);
+    again = typed_values(v, g.c_grad ? v->k->grad : v->k->act, nc, c);
     v->k->gemm(v->ks, &g, da, db, dc);
     v->k->gemm(v->ks, &g, da, db, again);
     must_sync(v);
@@ -129,6 +130,7 @@ static void test_repeatable(void **state)
     (void)state;
     run_variant(kernels_cpu_fp32(), NULL, 1, repeat);
     run_variant(kernels_cpu_fp32(), NULL, 2, repeat);
+    run_variant(kernels_cpu_bf16(), NULL, 2, repeat);
 }
 
 static void fault(struct variant *v)

@@ -34,7 +34,7 @@ static void one_glu(struct variant *v, int64_t n, bool silu, bool in_place)
 
 static void glus(struct variant *v)
 {
-    static const int64_t sizes[] = {1, 15, 1000, 16384, 16385, 50000};
+    static const int64_t sizes[] = {1, 15, 1000, 16384, 16385, 50000, 131075};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         for (int mode = 0; mode < 4; mode++)
             one_glu(v, sizes[i], mode & 1, mode & 2);
@@ -82,21 +82,21 @@ static void one_loss(struct variant *v, const struct loss_case *c)
             part[i] = column < valid_columns(c, p) ? logits[i / c->ld * V + p * c->per_shard + column] : NAN;
         }
         dl[p] = device_values(v, n, part);
-        void *m = device_poison(v, T);
+        void *m = stat_poison(v, T);
         v->k->ce_max(v->ks, T, c->ld, valid_columns(c, p), dl[p], m);
         double *got = fetch(v, m, T);
         for (int64_t i = 0; i < T; i++)
             top[i] = fmax(top[i], got[i]);
     }
-    void *dm = device_values(v, T, top);
+    void *dm = stat_values(v, T, top);
     for (int p = 0; p < c->shards; p++) {
-        void *s = device_poison(v, T * 3);
+        void *s = stat_poison(v, T * 3);
         v->k->ce_sums(v->ks, T, c->ld, valid_columns(c, p), p * c->per_shard, dl[p], dm, dt, s);
         double *got = fetch(v, s, T * 3);
         for (int64_t i = 0; i < T * 3; i++)
             sums[i] += got[i];
     }
-    void *ds = device_values(v, T * 3, sums);
+    void *ds = stat_values(v, T * 3, sums);
 
     /* The reference, from all logits at once. An exponential passes on the absolute error of its argument. */
     real loss = 0, size_loss = 0, tokens = 0;
@@ -131,7 +131,7 @@ static void one_loss(struct variant *v, const struct loss_case *c)
     for (int p = 0; p < c->shards; p++) {
         double seven[2] = {7, 7}, got[2];
         double *dloss = device_bytes(v, sizeof seven);
-        void *dc = device_poison(v, T), *evaluated = device_bytes(v, (size_t)n * dtype_size(v->k->act));
+        void *dc = stat_poison(v, T), *evaluated = device_poison(v, n);
         v->k->upload(v->ks, dloss, seven, sizeof seven);
         memcpy(evaluated, dl[p], (size_t)n * dtype_size(v->k->act));
         v->k->ce_backward(v->ks, T, c->ld, valid_columns(c, p), p * c->per_shard, evaluated, dm, ds, dt, dloss, NULL);
@@ -165,6 +165,7 @@ static void losses(struct variant *v)
         {.T = 9, .vocab = 13, .per_shard = 8, .ld = 8, .shards = 2, .spread = 3},
         {.T = 20, .vocab = 257, .per_shard = 128, .ld = 131, .shards = 4, .spread = 10}, /* the last shard is padding */
         {.T = 300, .vocab = 256, .per_shard = 256, .ld = 256, .shards = 1, .spread = 1},
+        {.T = 1100, .vocab = 120, .per_shard = 120, .ld = 120, .shards = 1, .spread = 2},
         {.T = 40, .vocab = 100, .per_shard = 50, .ld = 64, .shards = 2, .spread = 200}, /* most exponentials vanish */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -185,8 +186,8 @@ static void poisoned(struct variant *v)
         double logits[20] = {0}, zero[2] = {0, 0};
         logits[7] = bad[b];
         int32_t target = 3;
-        void *l = device_values(v, 20, logits), *m = device_poison(v, 1), *s = device_poison(v, 3),
-             *c = device_poison(v, 1);
+        void *l = device_values(v, 20, logits), *m = stat_poison(v, 1), *s = stat_poison(v, 3),
+             *c = stat_poison(v, 1);
         double *loss = device_bytes(v, sizeof zero);
         int32_t *t = device_tokens(v, 1, &target);
         v->k->upload(v->ks, loss, zero, sizeof zero);

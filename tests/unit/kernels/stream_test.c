@@ -8,8 +8,8 @@
 static void test_stream_arguments(void **state)
 {
     (void)state;
-    const struct kernels *backends[] = {kernels_cpu_fp64(), kernels_cpu_fp32()};
-    for (int i = 0; i < 2; i++) {
+    const struct kernels *backends[] = {kernels_cpu_fp64(), kernels_cpu_fp32(), kernels_cpu_bf16()};
+    for (int i = 0; i < 3; i++) {
         struct error err;
         struct kstream *ks;
         assert_int_equal(backends[i]->stream_create(0, &ks, &err), ERR_INVALID);
@@ -29,12 +29,12 @@ static void test_stream_arguments(void **state)
     unsetenv("BOOST_CPU_ISA");
 }
 
-/* Every slot of both tables is filled. */
+/* Every slot of every table is filled. */
 static void test_tables_are_complete(void **state)
 {
     (void)state;
-    const struct kernels *backends[] = {kernels_cpu_fp64(), kernels_cpu_fp32()};
-    for (int i = 0; i < 2; i++) {
+    const struct kernels *backends[] = {kernels_cpu_fp64(), kernels_cpu_fp32(), kernels_cpu_bf16()};
+    for (int i = 0; i < 3; i++) {
         const char *at = (const char *)backends[i] + offsetof(struct kernels, stream_create);
         const char *end = (const char *)backends[i] + offsetof(struct kernels, adamw);
         for (; at <= end; at += sizeof(void (*)(void))) {
@@ -189,7 +189,7 @@ static void run_loops(int threads, float *out, int64_t n_out)
     float *dx = device_values(v, T * W, x), *dy = device_values(v, T * W, y), *dg = device_values(v, W, g),
           *dr = device_values(v, T, r);
     float *S = device_poison(v, T), *sum = device_poison(v, T * W), *n = device_poison(v, T * W),
-          *dgain = device_zero(v, W);
+          *dgain = grad_zero(v, W);
     float *k_row = device_poison(v, T), *o = device_poison(v, T * 64), *lse = device_poison(v, T);
     double *acc = device_bytes(v, 16);
     acc[0] = acc[1] = 0;

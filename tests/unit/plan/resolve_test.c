@@ -121,6 +121,36 @@ static void options_that_apply_resolve(void **state)
     job_close(&j);
 }
 
+/* BF16 is the user's choice on the CPU: the master weights come to the rest, and activations take half. */
+static void bf16_has_master_weights(void **state)
+{
+    (void)state;
+    static const enum plan_memory_category same[] = {MEM_GRADS, MEM_MOMENTS};
+    struct job j;
+    struct plan p;
+    struct plan_backend b;
+    struct plan_memory fp32, bf16;
+    job_open(&j);
+    job_plan(&j, &p);
+    plan_backend_estimate(&p, &b);
+    plan_memory(&p, &b, &fp32);
+    j.spec->run->has_precision = 1;
+    j.spec->run->precision = BOOST__PRECISION__VALUE__BF16;
+    Boost__JobSpec *s = resolve_twice(&j);
+    assert_int_equal(s->run->precision, BOOST__PRECISION__VALUE__BF16);
+    boost__job_spec__free_unpacked(s, NULL);
+    job_plan(&j, &p);
+    plan_backend_estimate(&p, &b);
+    assert_true(b.act == DTYPE_BF16 && b.stat == DTYPE_F32 && b.grad == DTYPE_F32);
+    plan_memory(&p, &b, &bf16);
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++)
+        assert_true(bf16.bytes[same[i]] == fp32.bytes[same[i]]);
+    assert_true(fp32.bytes[MEM_MASTER] == 0 && bf16.bytes[MEM_MASTER] == fp32.bytes[MEM_WEIGHTS]);
+    assert_true(2 * bf16.bytes[MEM_WEIGHTS] - fp32.bytes[MEM_WEIGHTS] < 2 * PLAN_ALIGN);
+    assert_true(bf16.bytes[MEM_SAVED] < 0.6 * (double)fp32.bytes[MEM_SAVED]);
+    job_close(&j);
+}
+
 static int64_t bytes_at(struct job *j, int micro, Boost__Recompute__Value recompute)
 {
     struct plan p;
@@ -232,7 +262,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fills_everything),           cmocka_unit_test(dense_models_resolve),
         cmocka_unit_test(options_that_apply_resolve), cmocka_unit_test(memory_limits_the_micro_batch),
-        cmocka_unit_test(memory_saturates),           cmocka_unit_test(plan_needs_a_resolved_spec),
+        cmocka_unit_test(bf16_has_master_weights),    cmocka_unit_test(memory_saturates),
+        cmocka_unit_test(plan_needs_a_resolved_spec),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -140,8 +140,6 @@ static void unbuilt_things_are_named(void **state)
     CHANGE(ERR_UNSUPPORTED, "parallel.deterministic = false", "set parallel.deterministic: true",
            parallel->has_deterministic = 1;
            parallel->deterministic = 0);
-    CHANGE(ERR_UNSUPPORTED, "run.precision = BF16", "FP32", spec->run->has_precision = 1;
-           spec->run->precision = BOOST__PRECISION__VALUE__BF16);
     CHANGE(ERR_UNSUPPORTED, "data.train[0].path = \"s3://b/x\"", "path of this machine",
            spec->data->train[0]->path = (char *)"s3://b/x");
     CHANGE(ERR_UNSUPPORTED, "checkpoint.mirror", "leave checkpoint.mirror out",

@@ -1,10 +1,10 @@
 /* Gradients of the whole model: fp64 against central differences, fp32 against fp64, shards against the unsharded
  * model, and every way of a model against the plainest one.
  * time limit: 240 s */
-#include "tests/unit/worker/tiny.h"
+#include "tests/unit/worker/tiny_grads.h"
 
 /* Two models for each way: all shapes of heads, tied and not, with and without the MLP's activation. */
-enum { VARIANTS = 2 * TINY_WAYS, MASK = 5 };
+enum { VARIANTS = 2 * TINY_WAYS };
 static struct tiny variant_at(int i)
 {
     static const int heads[] = {4, 2, 1, 2, 4, 1, 2};
@@ -15,72 +15,13 @@ static struct tiny variant_at(int i)
     return c;
 }
 
-/* All gradients of a model, by canonical tensor, unsharded. */
-struct grads {
-    struct tiny c;
-    int64_t count;
-    struct plan_tensor tensors[TINY_TENSORS];
-    double *values[TINY_TENSORS];
-    pthread_mutex_t lock;
-    double loss;
-};
-
-/* Puts this rank's slices into their places. */
-static int collect(struct engine *e, int rank, void *arg, struct error *err)
-{
-    struct grads *g = arg;
-    struct tiny_batch b;
-    double loss;
-    tiny_batch(&g->c, 0, MASK, &b);
-    tiny_randomize(e, 7);
-    int rc = engine_gradients(e, &b.micro, &loss, err);
-    if (rc)
-        return rc;
-    pthread_mutex_lock(&g->lock);
-    if (rank == 0)
-        g->loss = loss;
-    g->count = engine_tensor_count(e);
-    for (int64_t i = 0; i < g->count; i++) {
-        struct state_tensor t;
-        engine_tensor(e, i, STATE_GRAD, &t);
-        const struct plan_tensor *p = &t.tensor;
-        if (!g->values[i])
-            g->values[i] = calloc((size_t)(p->rows * p->cols), sizeof(double));
-        g->tensors[i] = *p;
-        for (int64_t k = 0; k < p->nrows * p->ncols; k++)
-            g->values[i][(p->row0 + k / p->ncols) * p->cols + p->col0 + k % p->ncols] = tiny_get(&t, k);
-    }
-    pthread_mutex_unlock(&g->lock);
-    return ERR_OK;
-}
-
-static void gradients_of(const struct tiny *c, struct grads *out)
-{
-    struct plan p;
-    *out = (struct grads){.c = *c, .lock = PTHREAD_MUTEX_INITIALIZER};
-    tiny_plan(c, &p);
-    tiny_run(&p, 1, collect, out, NULL);
-}
-
-static void grads_free(struct grads *g)
-{
-    for (int64_t i = 0; i < g->count; i++)
-        free(g->values[i]);
-}
-
 static double largest; /* found by expect_close, for the reader */
 
 static void expect_close(const char *what, const struct grads *a, const struct grads *b, double bound)
 {
     assert_true(a->count == b->count);
     for (int64_t i = 0; i < a->count; i++) {
-        double diff = 0, norm = 0;
-        for (int64_t k = 0; k < a->tensors[i].rows * a->tensors[i].cols; k++) {
-            diff += pow(a->values[i][k] - b->values[i][k], 2);
-            norm += pow(b->values[i][k], 2);
-        }
-        assert_true(norm > 0);
-        double relative = sqrt(diff / norm);
+        double relative = grads_distance(a, b, i);
         largest = fmax(largest, relative);
         if (!(relative < bound))
             fail_msg("%s (%s, tied %d, hk %d, tp %d): %s differs by %.3g, bound %.3g", what, a->c.way.name, a->c.tied,
@@ -105,7 +46,7 @@ static int differences(struct engine *e, int rank, void *arg, struct error *err)
     struct grads *g = arg;
     struct tiny_batch b;
     (void)rank;
-    tiny_batch(&g->c, 0, MASK, &b);
+    tiny_batch(&g->c, 0, TINY_MASK, &b);
     tiny_randomize(e, 7);
     g->count = engine_tensor_count(e);
     for (int64_t i = 0; i < g->count; i++) {

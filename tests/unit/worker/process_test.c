@@ -16,6 +16,7 @@ enum { STEPS = 60, TP = 2 };
 static char dir[64], run[160], socket_path[160], checkpoints[160], job[160];
 static struct fake_agent *agent;
 static int attempt; /* rendezvous keys carry it */
+static bool bf16;   /* else the job's own precision */
 
 static int set_up(void **state)
 {
@@ -25,6 +26,7 @@ static int set_up(void **state)
         return -1;
     snprintf(run, sizeof run, "%s/run", dir);
     attempt = 1;
+    bf16 = false;
     snprintf(socket_path, sizeof socket_path, "%s/rv.sock", dir);
     snprintf(checkpoints, sizeof checkpoints, "%s/ckpt-proc", dir);
     snprintf(job, sizeof job, "%s/job.pbtxt", dir);
@@ -65,6 +67,8 @@ static void rank_process(int rank, int out, int64_t steps, int timeout_ms)
         plan_resolve(f.spec, &(struct plan_machine){0}, &spec, &err))
         _exit(1);
     spec->run->steps = steps;
+    if (bf16)
+        spec->run->precision = BOOST__PRECISION__VALUE__BF16;
     Boost__AttemptStart start = BOOST__ATTEMPT_START__INIT;
     start.job = 5;
     start.attempt = attempt;
@@ -72,7 +76,7 @@ static void rank_process(int rank, int out, int64_t steps, int timeout_ms)
     start.world = TP;
     start.run_dir = run;
     start.rendezvous_socket = socket_path;
-    start.data_address = (char *)(uintptr_t)"127.0.0.1";
+    start.data_address = (char *)(uintptr_t) "127.0.0.1";
     start.checkpoint_dir = checkpoints;
     start.threads_per_rank = 1;
     start.rendezvous_timeout_ms = timeout_ms;
@@ -123,9 +127,8 @@ static Boost__DoneRecord *done_of(int rank)
     return d;
 }
 
-static void processes_do_what_threads_do(void **state)
+static void compare_with_threads(void)
 {
-    (void)state;
     int out[TP];
     pid_t pid[TP];
     make_pages();
@@ -145,7 +148,8 @@ static void processes_do_what_threads_do(void **state)
     bool have[STEPS + 1] = {false}, also[STEPS + 1] = {false};
     char alone[160];
     snprintf(alone, sizeof alone, "%s/alone", dir);
-    assert_int_equal(tiny_job_end(tiny_job_start(dir, alone, NULL, NULL, 0, NULL)), 0);
+    const char *set[] = {"run.precision=BF16"};
+    assert_int_equal(tiny_job_end(tiny_job_start(dir, alone, NULL, set, bf16, NULL)), 0);
     assert_int_equal(tiny_job_metric(run, "loss", mine, have, STEPS), STEPS);
     assert_int_equal(tiny_job_metric(alone, "loss", theirs, also, STEPS), STEPS);
     assert_memory_equal(mine + 1, theirs + 1, STEPS * sizeof(double));
@@ -157,6 +161,20 @@ static void processes_do_what_threads_do(void **state)
         assert_true(have[n] && also[n]);
         assert_memory_equal(&mine[n], &theirs[n], sizeof(double));
     }
+}
+
+static void processes_do_what_threads_do(void **state)
+{
+    (void)state;
+    compare_with_threads();
+}
+
+/* Two ranks have one order to add in, so Gloo's sums of bf16 latents and their fp32 statistics are LOCAL's. */
+static void and_so_in_bf16(void **state)
+{
+    (void)state;
+    bf16 = true;
+    compare_with_threads();
 }
 
 static void a_killed_rank_ends_the_other(void **state)
@@ -248,6 +266,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(processes_do_what_threads_do, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(and_so_in_bf16, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_killed_rank_ends_the_other, set_up, tear_down),
         cmocka_unit_test_setup_teardown(sigterm_stops_ranks_without_a_handler, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_rank_that_never_starts_is_named, set_up, tear_down),

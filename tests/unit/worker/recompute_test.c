@@ -53,12 +53,14 @@ static void run(const struct tiny *c, struct left *out)
 static void bits_are_the_same(void **state)
 {
     (void)state;
-    for (int i = 0; i < 4 * TINY_WAYS; i++) {
-        struct tiny c = tiny_of(i / 4);
+    static const char *const precisions[] = {"fp64", "fp32", "bf16"};
+    for (int i = 0; i < 6 * TINY_WAYS; i++) {
+        struct tiny c = tiny_of(i / 6);
         struct left all, some;
-        c.fp64 = i & 1;
-        c.tp = i & 2 ? 2 : 1;
-        c.hk = (i ^ i / 4) & 1 ? 2 : 4;
+        c.fp64 = i % 3 == 0;
+        c.bf16 = i % 3 == 2;
+        c.tp = 1 + i % 2;
+        c.hk = (i ^ i / 6) & 1 ? 2 : 4;
         c.micro = 1;
         c.global = 2;
         run(&c, &all);
@@ -68,7 +70,7 @@ static void bits_are_the_same(void **state)
             run(&c, &some);
             for (int rank = 0; rank < c.tp; rank++) {
                 if (all.size[rank] != some.size[rank] || memcmp(all.bytes[rank], some.bytes[rank], all.size[rank]))
-                    fail_msg("%s, tp %d, %s: recompute %d changes bits", c.way.name, c.tp, c.fp64 ? "fp64" : "fp32",
+                    fail_msg("%s, tp %d, %s: recompute %d changes bits", c.way.name, c.tp, precisions[i % 3],
                              c.recompute);
                 free(some.bytes[rank]);
             }

@@ -1,6 +1,8 @@
 /* A run that is killed at a random step and resumed, again and again, is the undisturbed run bit for bit:
  * every loss and gradient norm of every attempt, and the final weights and moments (T1, T3, T4, T9). */
 #include "tests/unit/worker/tiny_job.h"
+
+#include "proto/rankfiles.h"
 #include "worker/safetensors.h"
 
 enum { STEPS = 150, TP = 2, TRIALS = 10 };
@@ -58,27 +60,27 @@ static void wait_for_step(int out, int64_t step)
     fclose(f);
 }
 
-static void compare(const struct curve *got)
+static void compare(const struct curve *got, const struct curve *want)
 {
     for (int64_t n = 1; n <= STEPS; n++) {
         assert_true(got->have_loss[n] && got->have_norm[n]);
-        assert_memory_equal(&got->loss[n], &reference.loss[n], sizeof(double));
-        assert_memory_equal(&got->norm[n], &reference.norm[n], sizeof(double));
+        assert_memory_equal(&got->loss[n], &want->loss[n], sizeof(double));
+        assert_memory_equal(&got->norm[n], &want->norm[n], sizeof(double));
         assert_int_equal(got->have_eval[n], n % 50 == 0);
         if (got->have_eval[n])
-            assert_memory_equal(&got->eval[n], &reference.eval[n], sizeof(double));
+            assert_memory_equal(&got->eval[n], &want->eval[n], sizeof(double));
     }
 }
 
-/* Weights and moments of the last step. */
-static void compare_state(const char *checkpoint)
+/* Weights and moments of the last step, to those in <dir>/<want>. */
+static void compare_state(const char *checkpoint, const char *want)
 {
     for (int r = 0; r < TP; r++) {
         char a[320], b[320];
         struct safetensors_file x, y;
         struct error err;
         snprintf(a, sizeof a, "%s/rank-%05d-of-%05d.safetensors", checkpoint, r, TP);
-        snprintf(b, sizeof b, "%s/ref-ckpt/step-%d.a1/rank-%05d-of-%05d.safetensors", dir, STEPS, r, TP);
+        snprintf(b, sizeof b, "%s/%s/step-%d.a1/rank-%05d-of-%05d.safetensors", dir, want, STEPS, r, TP);
         assert_int_equal(safetensors_open(&x, a, &err), 0);
         assert_int_equal(safetensors_open(&y, b, &err), 0);
         assert_int_equal(x.n, y.n);
@@ -86,6 +88,7 @@ static void compare_state(const char *checkpoint)
             size_t bytes = x.entries[i].end - x.entries[i].begin;
             void *p = malloc(bytes), *q = malloc(bytes);
             assert_string_equal(x.entries[i].name, y.entries[i].name);
+            assert_int_equal(x.entries[i].dtype, DTYPE_F32); /* in every precision but FP64 */
             assert_int_equal(safetensors_read(&x, &x.entries[i], p, &err), 0);
             assert_int_equal(safetensors_read(&y, &y.entries[i], q, &err), 0);
             assert_memory_equal(p, q, bytes);
@@ -130,9 +133,9 @@ static void killed_and_resumed_is_undisturbed(void **state)
             if (end == 0)
                 break;
         }
-        compare(&got);
+        compare(&got, &reference);
         assert_true(tiny_job_newest(dir, TP, STEPS, path, sizeof path));
-        compare_state(path);
+        compare_state(path, "ref-ckpt");
         snprintf(path, sizeof path, "%s/ckpt", dir);
         assert_int_equal(fs_remove_tree(path, NULL), 0);
     }
@@ -168,9 +171,75 @@ static void stopped_and_resumed_twice(void **state)
         assert_true(attempt == 3 ? at == STEPS : at > stopped_at && at < STEPS);
         stopped_at = at;
     }
-    compare(&got);
+    compare(&got, &reference);
     assert_true(tiny_job_newest(dir, TP, STEPS, newest, sizeof newest));
-    compare_state(newest);
+    compare_state(newest, "ref-ckpt");
+}
+
+static void remove_checkpoints(void)
+{
+    char path[160];
+    snprintf(path, sizeof path, "%s/ckpt", dir);
+    assert_int_equal(fs_remove_tree(path, NULL), 0);
+}
+
+/* A run with run.precision set so; stopped (it saves) at about a step when that is not 0, resumed when `resume`. Its
+ * status. */
+static int run_in(const char *precision, const char *name, bool resume, int64_t stop_at, struct curve *c)
+{
+    char run[160], newest[320], field[64];
+    snprintf(field, sizeof field, "run.precision=%s", precision);
+    const char *set[] = {field};
+    snprintf(run, sizeof run, "%s/%s", dir, name);
+    if (resume)
+        assert_true(tiny_job_newest(dir, TP, STEPS, newest, sizeof newest));
+    int out;
+    pid_t pid = tiny_job_start(dir, run, resume ? newest : NULL, set, 1, &out);
+    wait_for_step(out, stop_at ? stop_at : -1);
+    if (stop_at)
+        kill(pid, SIGTERM);
+    char rest[4096];
+    while (read(out, rest, sizeof rest) > 0)
+        continue;
+    close(out);
+    int end = tiny_job_end(pid);
+    if (c)
+        read_curve(c, run);
+    return end;
+}
+
+/* bf16 keeps master weights and moments in fp32, and a checkpoint holds these: so it goes on with the same bits, and
+ * can take over from FP32 exactly; what FP64 keeps is of another type, which is refused. */
+static void bf16_is_resumed(void **state)
+{
+    (void)state;
+    static struct curve whole, got;
+    char newest[320], from[160], to[160];
+    memset(&whole, 0, sizeof whole);
+    memset(&got, 0, sizeof got);
+    remove_checkpoints();
+    assert_int_equal(run_in("BF16", "bf16", false, 0, &whole), 0);
+    snprintf(from, sizeof from, "%s/ckpt", dir);
+    snprintf(to, sizeof to, "%s/bf16-ckpt", dir);
+    assert_int_equal(rename(from, to), 0);
+    assert_true(memcmp(whole.loss, reference.loss, sizeof whole.loss) != 0);
+    for (int64_t n = 1; n <= STEPS; n++) /* on fp32's curve */
+        assert_true(whole.loss[n] > 0.9 * reference.loss[n] && whole.loss[n] < 1.1 * reference.loss[n]);
+
+    assert_int_equal(run_in("BF16", "bf16-1", false, 40, &got), 0);
+    assert_false(got.have_loss[STEPS]);
+    assert_int_equal(run_in("BF16", "bf16-2", true, 0, &got), 0);
+    compare(&got, &whole);
+    assert_true(tiny_job_newest(dir, TP, STEPS, newest, sizeof newest));
+    compare_state(newest, "bf16-ckpt");
+
+    remove_checkpoints();
+    assert_int_equal(run_in("FP32", "fp32-1", false, 40, NULL), 0);
+    assert_int_equal(run_in("FP64", "fp64-2", true, 0, NULL), RANK_EXIT_SPEC);
+    assert_int_equal(run_in("BF16", "fp32-2", true, 0, NULL), 0);
+    remove_checkpoints();
+    assert_int_equal(run_in("BF16", "bf16-3", false, 40, NULL), 0);
+    assert_int_equal(run_in("FP32", "bf16-4", true, 0, NULL), 0);
 }
 
 int main(void)
@@ -178,6 +247,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(killed_and_resumed_is_undisturbed),
         cmocka_unit_test(stopped_and_resumed_twice),
+        cmocka_unit_test(bf16_is_resumed),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -97,8 +97,8 @@ enum { TINY_WAYS = sizeof tiny_ways / sizeof tiny_ways[0], TINY_TENSORS = 128 /*
 
 struct tiny {
     struct tiny_way way;
-    int recompute; /* Boost__Recompute__Value; 0: NONE, since the memory is not known */
-    bool tied, mlp_silu, fp64;
+    int recompute;                   /* Boost__Recompute__Value; 0: NONE, since the memory is not known */
+    bool tied, mlp_silu, fp64, bf16; /* neither: FP32 */
     int d, f, r, L, h, hk, V, s;
     int micro, global, tp, dp, pp, zero;
     int64_t bucket_bytes; /* 0: the default, more than these models have */
@@ -195,7 +195,10 @@ static inline int tiny_try(const struct tiny *c, struct plan *out, struct error 
     PUT(optimizer, weight_decay, c->decay);
     PUT(run, steps, 100);
     PUT(run, seed, c->seed);
-    PUT(run, precision, c->fp64 ? BOOST__PRECISION__VALUE__FP64 : BOOST__PRECISION__VALUE__FP32);
+    PUT(run, precision,
+        c->fp64   ? BOOST__PRECISION__VALUE__FP64
+        : c->bf16 ? BOOST__PRECISION__VALUE__BF16
+                  : BOOST__PRECISION__VALUE__FP32);
     checkpoint.dir = (char *)"/none";
     PUT(spec, spec_version, 1);
 #undef PUT
@@ -234,7 +237,9 @@ static inline void tiny_plan(const struct tiny *c, struct plan *out)
 
 static inline const struct kernels *tiny_kernels(const struct plan *p)
 {
-    return p->precision == BOOST__PRECISION__VALUE__FP64 ? kernels_cpu_fp64() : kernels_cpu_fp32();
+    return p->precision == BOOST__PRECISION__VALUE__FP64   ? kernels_cpu_fp64()
+           : p->precision == BOOST__PRECISION__VALUE__BF16 ? kernels_cpu_bf16()
+                                                           : kernels_cpu_fp32();
 }
 
 /* ---- ranks as threads ---- */

@@ -1,6 +1,6 @@
-/* bf16 for the reductions of LOCAL and GLOO: added in fp32, rounded to nearest, ties to even. */
-#ifndef BOOST_WORKER_COMM_BF16_H
-#define BOOST_WORKER_COMM_BF16_H
+/* bf16 as the upper half of a float: exact to fp32, and back rounded to nearest, ties to even. */
+#ifndef BOOST_PROTO_BASE_BF16_H
+#define BOOST_PROTO_BASE_BF16_H
 
 #include <stdint.h>
 #include <string.h>

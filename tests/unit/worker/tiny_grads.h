@@ -1,0 +1,85 @@
+/* All gradients of a small model, whatever its layout, and how far two sets of them are apart. */
+#ifndef BOOST_TESTS_WORKER_TINY_GRADS_H
+#define BOOST_TESTS_WORKER_TINY_GRADS_H
+
+#include "tests/unit/worker/tiny.h"
+
+enum { TINY_MASK = 5 }; /* every fifth target is without loss */
+
+/* All gradients of a model, by canonical tensor, unsharded. */
+struct grads {
+    struct tiny c;
+    bool initial; /* at the initial weights, not at random ones */
+    int64_t count;
+    struct plan_tensor tensors[TINY_TENSORS];
+    double *values[TINY_TENSORS];
+    pthread_mutex_t lock;
+    double loss;
+};
+
+/* Puts this rank's slices into their places. */
+static inline int grads_collect(struct engine *e, int rank, void *arg, struct error *err)
+{
+    struct grads *g = arg;
+    struct tiny_batch b;
+    double loss;
+    tiny_batch(&g->c, 0, TINY_MASK, &b);
+    int rc = ERR_OK;
+    if (g->initial)
+        rc = engine_init_weights(e, err);
+    else
+        tiny_randomize(e, 7);
+    if (!rc)
+        rc = engine_gradients(e, &b.micro, &loss, err);
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&g->lock);
+    if (rank == 0)
+        g->loss = loss;
+    g->count = engine_tensor_count(e);
+    for (int64_t i = 0; i < g->count; i++) {
+        struct state_tensor t;
+        engine_tensor(e, i, STATE_GRAD, &t);
+        const struct plan_tensor *p = &t.tensor;
+        if (!g->values[i])
+            g->values[i] = calloc((size_t)(p->rows * p->cols), sizeof(double));
+        g->tensors[i] = *p;
+        for (int64_t k = 0; k < p->nrows * p->ncols; k++)
+            g->values[i][(p->row0 + k / p->ncols) * p->cols + p->col0 + k % p->ncols] = tiny_get(&t, k);
+    }
+    pthread_mutex_unlock(&g->lock);
+    return ERR_OK;
+}
+
+static inline void gradients_at(const struct tiny *c, bool initial, struct grads *out)
+{
+    struct plan p;
+    *out = (struct grads){.c = *c, .initial = initial, .lock = PTHREAD_MUTEX_INITIALIZER};
+    tiny_plan(c, &p);
+    tiny_run(&p, 1, grads_collect, out, NULL);
+}
+
+static inline void gradients_of(const struct tiny *c, struct grads *out)
+{
+    gradients_at(c, false, out);
+}
+
+static inline void grads_free(struct grads *g)
+{
+    for (int64_t i = 0; i < g->count; i++)
+        free(g->values[i]);
+}
+
+/* Relative Frobenius distance of tensor number i. */
+static inline double grads_distance(const struct grads *a, const struct grads *b, int64_t i)
+{
+    double diff = 0, norm = 0;
+    for (int64_t k = 0; k < a->tensors[i].rows * a->tensors[i].cols; k++) {
+        diff += pow(a->values[i][k] - b->values[i][k], 2);
+        norm += pow(b->values[i][k], 2);
+    }
+    assert_true(norm > 0);
+    return sqrt(diff / norm);
+}
+
+#endif
