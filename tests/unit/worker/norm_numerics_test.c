@@ -97,6 +97,8 @@ static int forward(struct engine *e, int rank, struct norm_run *r, struct error 
     int rc = norm_forward(e, SITE_QKV, 0, x1, NULL, false, err);
     if (!rc)
         rc = e->strategy->latent(e, SITE_QKV, 0, norm_n(e, SITE_QKV, 0), false, err);
+    if (!rc && e->strategy->settle) /* no output() follows */
+        rc = e->strategy->settle(e, SITE_QKV, 0, err);
     if (!rc && rank == 0)
         e->k->cast(e->ks, DTYPE_F64, r->Y, e->k->act, engine_buffer(e, BUF_H_QKV, 0), T * COLUMNS);
     return rc;
