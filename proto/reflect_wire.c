@@ -204,6 +204,7 @@ static int check_message(struct wire *w, const ProtobufCMessageDescriptor *type,
 
 int reflect_check_wire(const ProtobufCMessageDescriptor *type, const void *data, size_t len, struct error *err)
 {
+    /* cppcheck-suppress ctuuninitvar ; *err is only written */
     struct wire w = {data, data, (const uint8_t *)data + len, err};
     return len ? check_message(&w, type, NULL, 0) : ERR_OK;
 }
