@@ -30,7 +30,9 @@
 #include "proto/base/dtype.h"
 #include "proto/base/error.h"
 
-struct kstream; /* one per rank; used by one thread at a time */
+struct kstream; /* used by one thread at a time */
+struct kgraph;  /* a captured sequence of operations */
+struct buffer;
 
 /* C[m,n] = op(A)[m,k] op(B)[k,n] + beta C, `batch` times at the given element strides.
  * op(X) is X or its transpose; lda/ldb/ldc are those of the matrices as stored. A and B
@@ -52,6 +54,8 @@ struct gemm {
 struct attention {
     int64_t b, s, h, hk, e;
     int64_t ldq, ldk, ldv, ldo; /* of the gradients too */
+    bool own;                   /* the backend's own kernel rather than a library's, where it has both */
+    bool accumulate;            /* dq may be added up in any order: faster where there is a choice, not reproducible */
 };
 
 enum latent_act { LATENT_IDENTITY, LATENT_SILU };
@@ -96,6 +100,15 @@ struct crossing {
     enum latent_act act;
 };
 
+/* The shapes that scratch_bytes() is asked for: the largest of each that the stream will see. */
+struct scratch_shape {
+    int64_t T;     /* rows */
+    int64_t width; /* columns of a norm */
+    int64_t vocab; /* rows of an embedding table */
+};
+
+enum { KSTREAM_MARKS = 32 };
+
 struct kernels {
     const char *name; /* "cpu-fp32" */
     enum dtype act, stat, grad;
@@ -106,11 +119,46 @@ struct kernels {
     void (*stream_destroy)(struct kstream *ks);
     /* Waits for all that was enqueued; the first fault since the last call. */
     int (*stream_sync)(struct kstream *ks, struct error *err);
-    /* Seconds this stream has spent in GEMMs so far (host clock on the CPU). */
+    /* Seconds this stream has spent in GEMMs so far by the host's clock; NULL where the host cannot tell. */
     double (*gemm_seconds)(struct kstream *ks);
     /* Device memory, 256-byte aligned; never inside a step. */
     void *(*alloc)(size_t bytes, struct error *err);
     void (*release)(void *p);
+    /* Host memory that upload and download use without waiting for the host (page-locked where that matters).
+     * An upload from it inside a captured sequence reads it anew at every launch. */
+    void *(*host_alloc)(size_t bytes, struct error *err);
+    void (*host_release)(void *p);
+    /* Device memory that operations use between their own launches: bytes needed for tensors of these shapes, and
+     * its address, given once before the first operation and kept by the caller while the stream lives. Both NULL
+     * where none is needed. */
+    size_t (*scratch_bytes)(const struct scratch_shape *shape);
+    void (*set_scratch)(struct kstream *ks, void *scratch, size_t bytes);
+
+    /* ---- several streams; NULL where an operation is done when it returns ---- */
+    /* Another stream of ks's device, for copies and collectives beside it. It has no scratch. */
+    int (*stream_beside)(struct kstream *ks, struct kstream **out, struct error *err);
+    /* What is enqueued on ks after await() runs after what `of` had been given when it marked `slot`
+     * (0 <= slot < KSTREAM_MARKS); a slot not marked yet is not waited for. */
+    void (*mark)(struct kstream *ks, int slot);
+    void (*await)(struct kstream *ks, struct kstream *of, int slot);
+
+    /* ---- captured sequences; NULL where there are none ---- */
+    /* What is enqueued on ks (and on streams that awaited it meanwhile and that it awaited again) between the two
+     * is recorded, not run. */
+    int (*capture_begin)(struct kstream *ks, struct error *err);
+    int (*capture_end)(struct kstream *ks, struct kgraph **out, struct error *err);
+    void (*graph_launch)(struct kstream *ks, const struct kgraph *graph);
+    void (*graph_destroy)(struct kgraph *graph);
+
+    /* ---- for profilers; NULL: none ---- */
+    void (*range_begin)(const char *name);
+    void (*range_end)(void);
+
+    /* ---- choices that a backend made by what it found, such as the algorithm of each product; NULL: none ---- */
+    /* Text that a later stream takes back so that it computes the same bits. choices_load: ERR_UNSUPPORTED when they were
+     * made on another device or library version; the stream then makes its own. */
+    int (*choices_save)(struct kstream *ks, struct buffer *out, struct error *err);
+    int (*choices_load)(struct kstream *ks, const char *text, size_t len, struct error *err);
     void (*upload)(struct kstream *ks, void *dst, const void *host, size_t bytes);
     void (*download)(struct kstream *ks, void *host, const void *src, size_t bytes); /* valid after stream_sync */
     void (*zero)(struct kstream *ks, void *dst, size_t bytes);
@@ -172,6 +220,10 @@ struct kernels {
      * position of row i is i % s. inverse: the backward. */
     void (*rope)(struct kstream *ks, int64_t T, int64_t s, int64_t heads, int64_t e, int64_t ld, double theta,
                  bool inverse, void *x);
+    /* Whether the library's attention is there and right for this shape: computes it beside the own kernel, very
+     * negative scores among its inputs. Not inside a step; makes its plans. Else an error that says why, and
+     * `own` is to be used. NULL: there is no library's. */
+    int (*attention_check)(struct kstream *ks, const struct attention *a, void *workspace, struct error *err);
     /* Bytes of scratch that the two below need. */
     size_t (*attention_workspace)(const struct attention *a, bool backward);
     /* lse [b, h, s] stat. */

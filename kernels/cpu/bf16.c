@@ -69,6 +69,8 @@ const struct kernels *kernels_cpu_bf16(void)
         .gemm_seconds = cpu_gemm_seconds,
         .alloc = cpu_alloc,
         .release = cpu_release,
+        .host_alloc = cpu_alloc,
+        .host_release = cpu_release,
         .upload = cpu_upload,
         .download = cpu_download,
         .zero = cpu_zero,
