@@ -235,9 +235,47 @@ int64_t checkpoint_bytes(const struct checkpoint *c)
     return (int64_t)(c->header_bytes + c->data_bytes);
 }
 
+/* A value is finite unless all bits of its exponent are set. `any` is or-ed, so that the loop has no branch. */
+static bool finite_f32(const uint32_t *x, size_t n)
+{
+    uint32_t any = 0;
+    for (size_t i = 0; i < n; i++)
+        any |= (x[i] & 0x7f800000u) == 0x7f800000u;
+    return !any;
+}
+
+static bool finite_f64(const uint64_t *x, size_t n)
+{
+    uint64_t any = 0;
+    for (size_t i = 0; i < n; i++)
+        any |= (x[i] & 0x7ff0000000000000u) == 0x7ff0000000000000u;
+    return !any;
+}
+
+/* Finite gradients can still bring a weight or a moment out of range. A state that no training can go on from must
+ * not become the newest checkpoint, which makes retention delete those that are good. */
+static int check_finite(const void *arg, struct error *err)
+{
+    const struct checkpoint *c = arg;
+    for (size_t i = 0; i < c->n * KINDS; i++) {
+        const struct safetensors_entry *e = &c->entries[i];
+        const void *at = c->image + c->header_bytes + e->begin;
+        size_t n = (e->end - e->begin) / dtype_size(e->dtype);
+        if (e->dtype == DTYPE_F64 ? finite_f64(at, n) : finite_f32(at, n))
+            continue;
+        error_set(err, ERR_REFUSED, "the state is not finite: %s holds an infinity or a NaN", e->name);
+        return error_hint(err, "look at the losses before it; lower optimizer.lr, or raise optimizer.eps");
+    }
+    return ERR_OK;
+}
+
 int checkpoint_snapshot(struct checkpoint *c, const struct run_position *at, struct error *err)
 {
-    struct shard_job job = {.step = at->step, .data = c->image, .size = c->header_bytes + c->data_bytes};
+    struct shard_job job = {.step = at->step,
+                            .data = c->image,
+                            .size = c->header_bytes + c->data_bytes,
+                            .check = check_finite,
+                            .check_arg = c};
     shard_file_name(job.file, c->rank, c->plan->world);
     int used = snprintf(job.dir, sizeof job.dir, "%s/step-%" PRId64 ".a%d", c->start->checkpoint_dir, at->step,
                         c->start->attempt);

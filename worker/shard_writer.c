@@ -138,7 +138,9 @@ static void run_job(struct shard_writer *w, struct error *outcome)
     int64_t start = clock_mono_ns();
     uint32_t crc = 0;
     error_clear(outcome);
-    int rc = write_shard(w, &crc, outcome);
+    int rc = w->job.check ? w->job.check(w->job.check_arg, outcome) : ERR_OK;
+    if (!rc)
+        rc = write_shard(w, &crc, outcome);
     Boost__ShardRecord r = BOOST__SHARD_RECORD__INIT;
     r.has_seq = r.has_step = r.has_rank = r.has_bytes = r.has_write_ms = true;
     r.seq = w->seq + 1;

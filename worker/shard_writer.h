@@ -26,6 +26,9 @@ struct shard_job {
     char file[64];
     const void *data;
     size_t size;
+    /* Asked on the writer's thread before anything is written; an error is the outcome. NULL: nothing to ask. */
+    int (*check)(const void *arg, struct error *err);
+    const void *check_arg;
 };
 /* Waits until idle, then starts. */
 void shard_writer_start(struct shard_writer *w, const struct shard_job *job);
