@@ -56,8 +56,7 @@ struct collective {
     int64_t bytes;
 };
 
-/* Of one element. Statistics travel with activations and have their own type in `stat`; the precisions of this version
- * have one type for both. */
+/* Of one element that is no statistic. */
 static int64_t element_bytes(const struct plan_backend *b, int group, int kind)
 {
     if (!strcmp(groups[group], "world"))
@@ -77,7 +76,8 @@ static void each_collective(const struct answer *a, void (*each)(const struct co
             for (int pass = 0; pass < PLAN_PASSES; pass++)
                 for (int kind = 0; kind < PLAN_KINDS; kind++) {
                     struct collective c = {stage, group, kind, pass, of[group][kind][pass], 0};
-                    c.bytes = c.count.elements * element_bytes(&a->backend, group, kind);
+                    c.bytes = (c.count.elements - c.count.statistics) * element_bytes(&a->backend, group, kind) +
+                              c.count.statistics * (int64_t)dtype_size(a->backend.stat);
                     if (c.count.calls)
                         each(&c, arg);
                 }

@@ -55,6 +55,30 @@ def test_seven_milliards():
     assert abs(up["flop_per_byte"] - up["flop"] / up["bytes"]) < 1e-9, up
 
 
+def test_bf16_has_statistics_of_fp32():
+    """They go along with bf16 latents in one call, and on their own at the edges; gradients of weights are fp32."""
+    T = 4 * S
+
+    def tp(*args, **sets):
+        o = plan(run__precision="BF16", **sets)
+        return [calls(o, group="tp", kind="all_reduce", **{"pass": x}) for x in args]
+    edge, norms = T + 4 * T, L * 2 * T
+    latents = L * 7 * T * R
+    forward, backward, evaluation = tp("forward", "backward", "eval")
+    assert forward[1:] == (2 * (latents + norms + edge), 2 * (2 * latents + 4 * (norms + edge))), forward
+    assert backward[1:] == (2 * latents, 4 * latents), backward
+    assert evaluation[1:] == (latents + norms + edge, 2 * latents + 4 * (norms + edge)), evaluation
+    backward, = tp("backward", parallel__norm="SYNC")
+    assert backward[1:] == (2 * (latents + norms), 2 * (2 * latents + 4 * norms)), backward
+    again, = tp("recompute", parallel__recompute="LAYER")
+    assert again[1:] == (2 * (latents + norms), 2 * (2 * latents + 4 * norms)), again
+    o = plan(run__precision="BF16", parallel__dp=2, parallel__micro_batch=1, parallel__zero=1)
+    elements = o["parameters"]["stages"][0]["elements_a_rank"]
+    assert calls(o, group="dp", kind="reduce_scatter")[1:] == (elements, 4 * elements)
+    assert calls(o, group="dp", kind="all_gather")[1:] == (elements, 2 * elements)
+    assert calls(o, group="world")[1:] == (8, 64)
+
+
 def test_memory_by_recompute():
     o = plan()
     rows = {m["recompute"]: m for m in o["memory_bytes"]}

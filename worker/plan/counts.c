@@ -3,10 +3,11 @@
 
 #include "worker/plan/plan.h"
 
-static void add(struct plan_comm *c, int64_t times, int64_t calls, int64_t elements)
+static void add(struct plan_comm *c, int64_t times, int64_t calls, int64_t elements, int64_t statistics)
 {
     c->calls += times * calls;
-    c->elements += times * elements;
+    c->elements += times * (elements + statistics);
+    c->statistics += times * statistics;
 }
 
 /* What one micro-batch adds in one stage: `times` of it, counted for pass `pass`. */
@@ -20,14 +21,20 @@ struct tally {
 
 static void call(const struct tally *y, int kind, int64_t times, int64_t calls, int64_t elements)
 {
-    add(&y->out->tp[kind][y->pass], y->times * times, calls, elements);
+    add(&y->out->tp[kind][y->pass], y->times * times, calls, elements, 0);
+}
+
+/* All-reduces of sums of rows, which have their own type; with no calls of their own they go along with others. */
+static void statistics(const struct tally *y, int64_t times, int64_t calls, int64_t elements)
+{
+    add(&y->out->tp[PLAN_ALL_REDUCE][y->pass], y->times * times, calls, 0, elements);
 }
 
 /* Cross-entropy: maximum of the logits, then three sums. */
 static void loss(const struct tally *y)
 {
     if (y->stage->last)
-        call(y, PLAN_ALL_REDUCE, 1, 2, y->p->T + 3 * y->p->T);
+        statistics(y, 1, 2, y->p->T + 3 * y->p->T);
 }
 
 /* ---- BTP ---- */
@@ -46,7 +53,7 @@ static void btp_layers(const struct tally *y)
     const struct plan *p = y->p;
     int64_t T = p->T, L = y->stage->layers;
     call(y, PLAN_ALL_REDUCE, L, btp_calls(p), 7 * T * p->r);
-    call(y, PLAN_ALL_REDUCE, L, p->norm_online ? 0 : 2, 2 * T);
+    statistics(y, L, p->norm_online ? 0 : 2, 2 * T);
 }
 
 static void btp_forward(const struct tally *y)
@@ -54,7 +61,7 @@ static void btp_forward(const struct tally *y)
     const struct plan *p = y->p;
     btp_layers(y);
     if (y->stage->last) { /* the last norm's statistic and output */
-        call(y, PLAN_ALL_REDUCE, 1, 1, p->T);
+        statistics(y, 1, 1, p->T);
         call(y, PLAN_ALL_GATHER, 1, 1, p->T * p->d);
     }
     if (y->stage->first && p->tied)
@@ -75,7 +82,7 @@ static void btp_backward(const struct tally *y)
     int64_t T = p->T, d = p->d, r = p->r, L = y->stage->layers;
     call(y, PLAN_ALL_REDUCE, L, btp_calls(p), 7 * T * r);
     if (!p->norm_online)
-        call(y, PLAN_ALL_REDUCE, L, 2, 2 * T);
+        statistics(y, L, 2, 2 * T);
     if (y->stage->last)
         call(y, PLAN_REDUCE_SCATTER, 1, 1, T * d);
     if (y->stage->first && p->tied)
@@ -127,7 +134,7 @@ static void vanilla_crossing(const struct tally *y, int gate_kind)
     int64_t layers = y->stage->layers - y->stage->first;
     if (!p->lax)
         return;
-    call(y, PLAN_ALL_REDUCE, layers, calls, PROJ_COUNT * 2 * p->T);
+    statistics(y, layers, calls, PROJ_COUNT * 2 * p->T);
     if (p->lax_gate != BOOST__LAX_GATE__VALUE__IDENTITY)
         call(y, gate_kind, layers, calls, PROJ_COUNT * p->T * p->r);
 }
@@ -216,7 +223,7 @@ void plan_stage_comm_counts(const struct plan *p, int index, struct plan_comm_co
                      p->recompute == BOOST__RECOMPUTE__VALUE__LOW_RANK);
     }
     if (p->world > 1)
-        add(&out->world[PLAN_ALL_REDUCE][PLAN_STEP], 1, 1, AGREEMENT);
+        add(&out->world[PLAN_ALL_REDUCE][PLAN_STEP], 1, 1, AGREEMENT, 0);
 }
 
 void plan_comm_counts(const struct plan *p, struct plan_comm_counts *out)

@@ -198,6 +198,7 @@ void plan_owned(const struct plan *p, const struct plan_bucket *buckets, int64_t
 struct plan_comm {
     int64_t calls;
     int64_t elements;
+    int64_t statistics; /* of the elements, those of the backend's `stat` type; in the tp group only */
 };
 /* [kind][pass] of a training step of one rank with `accumulation` micro-batches, and of one evaluation
  * micro-batch (PASS_EVAL), in the tp group; `world` gives the agreement. Formulas:

@@ -207,11 +207,44 @@ static void one_rank_is_silent(void **state)
     }
 }
 
+/* In bf16 statistics are fp32: of every way's bytes two an element, and two more for each that the plan counts as one.
+ */
+static void bf16_has_statistics_of_fp32(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 3 * TINY_WAYS; i++) {
+        struct tiny c = tiny_of(i / 3);
+        struct plan p;
+        struct comm_counters counters[2];
+        struct plan_comm_counts formula;
+        bool low_rank = c.way.factorization != FULL_RANK;
+        int64_t statistics = 0;
+        c.recompute = (int[]){0, LAYER, low_rank ? LOW_RANK : 0}[i % 3];
+        c.fp64 = false;
+        c.bf16 = true;
+        c.tp = c.hk = 2;
+        c.micro = 2, c.global = 6;
+        tiny_plan(&c, &p);
+        tiny_run(&p, 1, step_and_eval, &c, counters);
+        plan_comm_counts(&p, &formula);
+        for (int k = 0; k < COMM_KIND_COUNT; k++)
+            for (int pass = 0; pass < PASS_COUNT; pass++) {
+                const struct comm_count *got = &counters[1].by[GROUP_TP][k][pass];
+                const struct plan_comm *want = &formula.tp[k][pass];
+                assert_true(got->calls == want->calls && got->elements == want->elements);
+                assert_true(got->bytes == 2 * want->elements + 2 * want->statistics);
+                statistics += want->statistics;
+            }
+        assert_true(statistics > 0);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equal_the_formulas),
         cmocka_unit_test(one_rank_is_silent),
+        cmocka_unit_test(bf16_has_statistics_of_fp32),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

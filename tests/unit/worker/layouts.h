@@ -244,7 +244,7 @@ static void check_counters(const struct tiny *c, int steps, const struct comm_co
         const struct plan_comm(*of[GROUP_COUNT])[PLAN_PASSES] = {f.world, f.tp, f.pp, f.dp, f.ends};
         int evals = (5 - plan_dp_rank(&p, rank) + p.dp - 1) / p.dp;
         if (p.dp * p.pp > 1) /* the evaluation's total */
-            f.world[PLAN_ALL_REDUCE][PLAN_EVAL] = (struct plan_comm){1, 2};
+            f.world[PLAN_ALL_REDUCE][PLAN_EVAL] = (struct plan_comm){1, 2, 0};
         for (int g = 0; g < GROUP_COUNT; g++)
             for (int kind = 0; kind < COMM_KIND_COUNT; kind++)
                 for (int pass = 0; pass < PASS_COUNT; pass++) {
