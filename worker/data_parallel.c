@@ -13,6 +13,13 @@ int data_parallel_prepare(struct engine *e, struct error *err)
     if (!e->buckets || !e->owned)
         return error_set(err, ERR_NOMEM, "no memory for the buckets of %lld layers", (long long)e->stage.layers);
     e->bucket_count = plan_buckets(p, &e->stage, element, e->buckets);
+    if (p->dp > 1) {
+        e->bucket_calls = calloc((size_t)e->bucket_count, sizeof *e->bucket_calls);
+        int rc = e->bucket_calls ? overlap_create(e->bucket_count, &e->sums, err)
+                                 : error_set(err, ERR_NOMEM, "no memory for %lld buckets", (long long)e->bucket_count);
+        if (rc)
+            return rc;
+    }
     for (int64_t i = 0; i < e->tensor_count; i++) {
         const struct plan_tensor *t = &e->tensors[i];
         struct owned *o = &e->owned[i];
@@ -37,22 +44,37 @@ static char *grad_at(const struct engine *e, int64_t element)
     return (char *)engine_buffer(e, BUF_GRADS, 0) + element * (int64_t)dtype_size(e->k->grad);
 }
 
-int data_parallel_reduce(struct engine *e, int64_t layer, struct error *err)
+void data_parallel_reduce(struct engine *e, int64_t layer)
 {
     const struct plan *p = e->plan;
-    struct comm *dp = &e->comms->dp;
-    int rc = ERR_OK;
-    for (; e->next_bucket < e->bucket_count && e->buckets[e->next_bucket].after >= layer && !rc; e->next_bucket++) {
+    if (!e->sums)
+        return;
+    for (; e->next_bucket < e->bucket_count && e->buckets[e->next_bucket].after >= layer; e->next_bucket++) {
         const struct plan_bucket *b = &e->buckets[e->next_bucket];
-        struct comm_segment all = {.data = grad_at(e, b->first), .count = b->elements, .dtype = e->k->grad};
         int64_t piece, size;
-        plan_piece(p, b, dp->rank, &piece, &size);
-        dp->pass = PASS_STEP;
-        if (p->zero)
-            rc = comm_reduce_scatter(dp, e->ks, all.data, grad_at(e, piece), size, e->k->grad, "gradients", err);
-        else
-            rc = comm_all_reduce(dp, e->ks, &all, 1, COMM_SUM, "gradients", err);
+        plan_piece(p, b, e->comms->dp.rank, &piece, &size);
+        struct overlap_call call = {
+            .kind = p->zero ? COMM_REDUCE_SCATTER : COMM_ALL_REDUCE,
+            .comm = &e->comms->dp,
+            .ks = e->ks,
+            .what = "gradients",
+            .segments = {{.data = grad_at(e, b->first), .count = b->elements, .dtype = e->k->grad}},
+            .n = 1,
+            .data = grad_at(e, b->first),
+            .out = grad_at(e, piece),
+            .chunk = size,
+            .dtype = e->k->grad,
+        };
+        e->comms->dp.pass = PASS_STEP;
+        e->bucket_calls[e->next_bucket] = overlap_begin(e->sums, &call);
     }
+}
+
+int data_parallel_wait(struct engine *e, struct error *err)
+{
+    int rc = ERR_OK;
+    for (int64_t i = 0; e->sums && i < e->next_bucket && !rc; i++)
+        rc = overlap_wait(e->sums, e->bucket_calls[i], err);
     return rc;
 }
 

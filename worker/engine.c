@@ -175,7 +175,7 @@ int engine_create(const struct plan *plan, const struct kernels *k, struct comms
     k->zero(e->ks, e->arena, (size_t)memory.total);
     bind_parameters(e);
     if (plan->overlap)
-        rc = overlap_create(&e->overlap, err);
+        rc = overlap_create(PLAN_SLICES * PROJ_COUNT, &e->overlap, err);
     if (rc)
         goto out;
     e->block = engine_buffer(e, BUF_BLOCK, 0);
@@ -194,6 +194,7 @@ void engine_destroy(struct engine *e)
     if (!e)
         return;
     overlap_destroy(e->overlap);
+    overlap_destroy(e->sums);
     if (e->arena)
         e->k->release(e->arena);
     if (e->ks)
@@ -201,6 +202,7 @@ void engine_destroy(struct engine *e)
     free(e->tensors);
     free(e->owned);
     free(e->buckets);
+    free(e->bucket_calls);
     free(e->layers);
     free(e);
 }

@@ -88,7 +88,7 @@ struct engine {
     struct attention attention;
     struct rows rows;                       /* at work in the linear layers: all, or a slice of them */
     struct overlap *overlap;                /* NULL: all-reduces are waited for at once */
-    int64_t calls[PLAN_SLICES][PROJ_COUNT]; /* of it, by slice and bundle */
+    int64_t calls[PLAN_SLICES][PROJ_COUNT]; /* of it, by slice and bundle; at most one of each under way */
     bool begun;                             /* sums of the latest latents, by calls or done; false: they were kept */
 
     int64_t tensor_count;
@@ -97,6 +97,8 @@ struct engine {
     struct layer *layers;        /* [L], this stage's are filled in */
     int64_t bucket_count, next_bucket;
     struct plan_bucket *buckets; /* of gradients, in the order of the backward */
+    struct overlap *sums;        /* of the buckets, under the rest of the backward; NULL: dp = 1 */
+    int64_t *bucket_calls;       /* of it, [bucket_count] */
     struct param embedding, norm, head;
     int64_t vocab_first, vocab_rows; /* valid vocabulary rows of the head on this rank */
 

@@ -5,12 +5,9 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-struct call {
-    struct comm *c;
-    struct kstream *ks;
-    struct comm_segment segments[OVERLAP_SEGMENTS];
-    int n;
-    const char *what;
+struct entry {
+    struct overlap_call call;
+    struct comm comm; /* the rank sets the pass of its own for the calls to come */
     int rc;
     struct error err;
 };
@@ -19,10 +16,20 @@ struct overlap {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    int64_t begun, done; /* calls so far; number i lies at i % OVERLAP_CALLS */
+    int64_t begun, done; /* calls so far; number i lies at i % capacity */
     bool stop;
-    struct call calls[OVERLAP_CALLS];
+    int64_t capacity;
+    struct entry entries[];
 };
+
+static int make(struct entry *x)
+{
+    const struct overlap_call *call = &x->call;
+    if (call->kind == COMM_REDUCE_SCATTER)
+        return comm_reduce_scatter(&x->comm, call->ks, call->data, call->out, call->chunk, call->dtype, call->what,
+                                   &x->err);
+    return comm_all_reduce(&x->comm, call->ks, call->segments, call->n, COMM_SUM, call->what, &x->err);
+}
 
 static void *work(void *arg)
 {
@@ -31,11 +38,11 @@ static void *work(void *arg)
     for (;;) {
         while (o->done == o->begun && !o->stop)
             pthread_cond_wait(&o->changed, &o->lock);
-        if (o->done == o->begun)
+        if (o->stop)
             break;
-        struct call *call = &o->calls[o->done % OVERLAP_CALLS];
+        struct entry *x = &o->entries[o->done % o->capacity];
         pthread_mutex_unlock(&o->lock);
-        call->rc = comm_all_reduce(call->c, call->ks, call->segments, call->n, COMM_SUM, call->what, &call->err);
+        x->rc = make(x);
         pthread_mutex_lock(&o->lock);
         o->done++;
         pthread_cond_broadcast(&o->changed);
@@ -44,12 +51,13 @@ static void *work(void *arg)
     return NULL;
 }
 
-int overlap_create(struct overlap **out, struct error *err)
+int overlap_create(int64_t capacity, struct overlap **out, struct error *err)
 {
     *out = NULL;
-    struct overlap *o = calloc(1, sizeof *o);
+    struct overlap *o = calloc(1, sizeof *o + (size_t)capacity * sizeof o->entries[0]);
     if (!o)
-        return error_set(err, ERR_NOMEM, "no memory for the queue of overlapped collectives");
+        return error_set(err, ERR_NOMEM, "no memory for a queue of %lld overlapped collectives", (long long)capacity);
+    o->capacity = capacity;
     pthread_mutex_init(&o->lock, NULL);
     pthread_cond_init(&o->changed, NULL);
     if (pthread_create(&o->thread, NULL, work, o)) {
@@ -76,17 +84,15 @@ void overlap_destroy(struct overlap *o)
     free(o);
 }
 
-int64_t overlap_begin(struct overlap *o, struct comm *c, struct kstream *ks, const struct comm_segment *segments, int n,
-                      const char *what)
+int64_t overlap_begin(struct overlap *o, const struct overlap_call *call)
 {
-    assert(n <= OVERLAP_SEGMENTS);
+    assert(call->kind == COMM_REDUCE_SCATTER || (call->kind == COMM_ALL_REDUCE && call->n <= OVERLAP_SEGMENTS));
     pthread_mutex_lock(&o->lock);
     int64_t number = o->begun;
-    assert(number - o->done < OVERLAP_CALLS);
-    struct call *call = &o->calls[number % OVERLAP_CALLS];
-    *call = (struct call){.c = c, .ks = ks, .n = n, .what = what};
-    for (int i = 0; i < n; i++)
-        call->segments[i] = segments[i];
+    assert(number - o->done < o->capacity);
+    struct entry *x = &o->entries[number % o->capacity];
+    *x = (struct entry){.call = *call, .comm = *call->comm};
+    x->comm.note = NULL; /* the page is written by the rank's thread alone, in overlap_wait() */
     o->begun++;
     pthread_cond_broadcast(&o->changed);
     pthread_mutex_unlock(&o->lock);
@@ -95,13 +101,15 @@ int64_t overlap_begin(struct overlap *o, struct comm *c, struct kstream *ks, con
 
 int overlap_wait(struct overlap *o, int64_t number, struct error *err)
 {
+    const struct entry *x = &o->entries[number % o->capacity];
+    if (x->call.comm->note)
+        x->call.comm->note(x->call.comm->note_arg, x->call.what);
     pthread_mutex_lock(&o->lock);
     while (o->done <= number)
         pthread_cond_wait(&o->changed, &o->lock);
-    const struct call *call = &o->calls[number % OVERLAP_CALLS];
-    int rc = call->rc;
+    int rc = x->rc;
     if (rc && err)
-        *err = call->err;
+        *err = x->err;
     pthread_mutex_unlock(&o->lock);
     return rc;
 }

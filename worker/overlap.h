@@ -1,5 +1,6 @@
-/* All-reduces that run while the rank computes: a queue worked off in order by a thread of its own. Between
- * overlap_begin() and its overlap_wait() the rank makes no other call on its groups. */
+/* Collectives that run while the rank computes: a queue worked off in order by a thread of its own. Between
+ * overlap_begin() and its overlap_wait() the rank makes no other call on that call's group, nor on one that has the
+ * same ranks; on other groups it may. */
 #ifndef BOOST_WORKER_OVERLAP_H
 #define BOOST_WORKER_OVERLAP_H
 
@@ -7,16 +8,28 @@
 
 struct overlap;
 
-MUST_USE int overlap_create(struct overlap **out, struct error *err);
-/* Waits for what is under way. */
+enum { OVERLAP_SEGMENTS = 2 };
+/* An all-reduce (the sum of at most OVERLAP_SEGMENTS segments) or a reduce-scatter, as in comm.h. */
+struct overlap_call {
+    enum comm_kind kind;
+    struct comm *comm; /* its pass counts as it is at overlap_begin() */
+    struct kstream *ks;
+    const char *what;
+    struct comm_segment segments[OVERLAP_SEGMENTS]; /* all_reduce */
+    int n;
+    void *data, *out; /* reduce_scatter */
+    int64_t chunk;
+    enum dtype dtype;
+};
+
+/* capacity: calls that are begun and not waited for, at most. */
+MUST_USE int overlap_create(int64_t capacity, struct overlap **out, struct error *err);
+/* Waits for the call under way; those behind it are not made. */
 void overlap_destroy(struct overlap *o);
 
-enum { OVERLAP_SEGMENTS = 2, OVERLAP_CALLS = 8 };
-/* Enqueues the sum over the group of at most OVERLAP_SEGMENTS segments; at most OVERLAP_CALLS may be waited for at a
- * time. The number of the call, for overlap_wait(). */
-int64_t overlap_begin(struct overlap *o, struct comm *c, struct kstream *ks, const struct comm_segment *segments, int n,
-                      const char *what);
-/* Until the call is done; its error. */
-MUST_USE int overlap_wait(struct overlap *o, int64_t call, struct error *err);
+/* Enqueues a call. Its number, for overlap_wait(). */
+int64_t overlap_begin(struct overlap *o, const struct overlap_call *call);
+/* Until the call is done; its error. Each call is waited for once, and noted on the status page then. */
+MUST_USE int overlap_wait(struct overlap *o, int64_t number, struct error *err);
 
 #endif

@@ -44,7 +44,7 @@ static int loss(struct engine *e, double *sum, bool gradient, struct error *err)
 }
 
 /* Adds to the gradient buffers those of the micro-batch's loss sum. Behind the `final` one of a step they are
- * complete layer by layer, and the replicas add them up. */
+ * complete layer by layer, and the replicas add them up meanwhile. */
 static int backward(struct engine *e, const struct micro_batch *micro, bool final, struct error *err)
 {
     const struct plan_stage *stage = &e->stage;
@@ -55,18 +55,18 @@ static int backward(struct engine *e, const struct micro_batch *micro, bool fina
     else
         pipeline_take_over(e);
     if (!rc && final)
-        rc = data_parallel_reduce(e, e->plan->L, err);
+        data_parallel_reduce(e, e->plan->L);
     for (int64_t i = stage->layer0 + stage->layers - 1; i >= stage->layer0 && !rc; i--) {
         rc = block_backward(e, i, err);
         if (!rc && final)
-            rc = data_parallel_reduce(e, i, err);
+            data_parallel_reduce(e, i);
     }
     if (!rc && stage->first) { /* the micro-batches behind it have put their tokens there */
         e->k->upload(e->ks, engine_buffer(e, BUF_INPUTS, 0), micro->inputs, (size_t)e->plan->T * sizeof(int32_t));
         rc = e->strategy->embed_backward(e, err);
     }
     if (!rc && final)
-        rc = data_parallel_reduce(e, -1, err);
+        data_parallel_reduce(e, -1);
     return rc;
 }
 
@@ -107,7 +107,9 @@ static int micro_batches(struct engine *e, const struct micro_batch *micro, int6
             progress(arg);
         done = next;
     }
-    return data_parallel_join_tables(e, err); /* the first stage comes last: not before its gradient is sent */
+    int rc = data_parallel_wait(e, err);
+    /* The first stage comes last: not before its gradient is sent. */
+    return rc ? rc : data_parallel_join_tables(e, err);
 }
 
 static void zero_gradients(struct engine *e)

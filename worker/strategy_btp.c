@@ -28,17 +28,21 @@ static int begin_sum(struct engine *e, int slice, int bundle, void *data, int64_
                      struct error *err)
 {
     int64_t rows = e->rows.count;
-    struct comm_segment segments[OVERLAP_SEGMENTS] = {
-        {.data = data, .count = rows * n, .dtype = e->k->act},
-        {.data = S, .count = rows, .dtype = e->k->stat},
+    struct overlap_call call = {
+        .kind = COMM_ALL_REDUCE,
+        .comm = &e->comms->tp,
+        .ks = e->ks,
+        .what = what,
+        .segments = {{.data = data, .count = rows * n, .dtype = e->k->act},
+                     {.data = S, .count = rows, .dtype = e->k->stat}},
     };
     bool neighbours = S && rows == e->plan->T && e->k->act == e->k->stat;
     if (neighbours)
-        segments[0].count += rows;
-    int count = S && !neighbours ? 2 : 1;
+        call.segments[0].count += rows;
+    call.n = S && !neighbours ? 2 : 1;
     if (!e->overlap)
-        return comm_all_reduce(&e->comms->tp, e->ks, segments, count, COMM_SUM, what, err);
-    e->calls[slice][bundle] = overlap_begin(e->overlap, &e->comms->tp, e->ks, segments, count, what);
+        return comm_all_reduce(call.comm, e->ks, call.segments, call.n, COMM_SUM, what, err);
+    e->calls[slice][bundle] = overlap_begin(e->overlap, &call);
     return ERR_OK;
 }
 

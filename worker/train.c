@@ -151,7 +151,7 @@ static int one_step(struct run *r, struct error *err)
     struct report *report = r->t->report;
     int64_t n = r->at.step + 1;
     struct step_times times = {
-        .start_ns = clock_mono_ns(), .comm = r->t->comms->seconds, .gemm = engine_gemm_seconds(r->engine)};
+        .start_ns = clock_mono_ns(), .comm = comms_seconds(r->t->comms), .gemm = engine_gemm_seconds(r->engine)};
     const struct micro_batch *micro;
     int rc = data_train(&r->data, n, &micro, err);
     if (rc)
@@ -245,7 +245,7 @@ static void tell(struct run *r, const struct step_result *result, double lr, con
         metrics_add(&m, "skipped", (double)r->at.skipped);
     }
     metrics_add(&m, "step_ms", seconds * 1e3);
-    metrics_add(&m, "comm_ms", (t->comms->seconds - times->comm) * 1e3);
+    metrics_add(&m, "comm_ms", (comms_seconds(t->comms) - times->comm) * 1e3);
     metrics_add(&m, "gemm_ms", (engine_gemm_seconds(r->engine) - times->gemm) * 1e3);
     metrics_add(&m, "data_ms", (double)(times->data_ns - times->start_ns) / (double)NS_PER_MS);
     report_metrics(t->report, n, &m);

@@ -175,6 +175,14 @@ struct comm *comms_group(struct comms *c, enum comm_group g)
     return groups[g];
 }
 
+double comms_seconds(const struct comms *c)
+{
+    double sum = 0;
+    for (int g = 0; g < GROUP_COUNT; g++)
+        sum += c->seconds[g];
+    return sum;
+}
+
 void comms_set_pass(struct comms *c, enum comm_pass pass)
 {
     for (int g = 0; g < GROUP_COUNT; g++)

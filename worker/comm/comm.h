@@ -6,7 +6,8 @@
  * (on the CPU: runs now and blocks). A call of several segments is one call, on
  * the wire and in the counters. Errors: ERR_PEER_LOST or ERR_TIMEOUT with the
  * group, the operation and the rank in the text; after an error the comm is dead.
- * One thread per rank. */
+ * A group is used by one thread at a time; several groups of a rank may be in calls at the same time, but not two of
+ * the same ranks. */
 #ifndef BOOST_WORKER_COMM_COMM_H
 #define BOOST_WORKER_COMM_COMM_H
 
@@ -58,7 +59,7 @@ struct comm {
     int world_rank;                 /* for messages */
     enum comm_pass pass;            /* set by the step */
     struct comm_counters *counters; /* the rank's, shared by its groups */
-    double *seconds;                /* the rank's time in collectives, shared */
+    double *seconds;                /* in this group's calls */
     /* Called on entry with a text for the status page; may be NULL. */
     void (*note)(void *arg, const char *what);
     void *note_arg;
@@ -116,9 +117,11 @@ int comm_world_size(const struct comm_layout *layout);
 /* A rank's set of groups. */
 struct comms {
     struct comm world, tp, pp, dp, ends;
-    struct comm_counters counters;
-    double seconds;
+    struct comm_counters counters; /* an entry is one group's, so written by one thread at a time */
+    double seconds[GROUP_COUNT];
 };
+/* In collectives so far, those under the rank's computation too. While none is under way. */
+double comms_seconds(const struct comms *c);
 struct comm *comms_group(struct comms *c, enum comm_group g);
 void comms_set_pass(struct comms *c, enum comm_pass pass);
 void comms_set_note(struct comms *c, void (*note)(void *arg, const char *what), void *arg);

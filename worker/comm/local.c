@@ -410,7 +410,7 @@ int local_comms_join(struct local_world *w, int rank, struct comms *out, struct 
             .size = place.size,
             .world_rank = rank,
             .counters = &out->counters,
-            .seconds = &out->seconds,
+            .seconds = &out->seconds[g],
             .state = place.size > 1 ? group_at(w, g, place.first) : NULL,
         };
     }

@@ -211,7 +211,7 @@ static inline void dry_comms(const struct plan *p, int rank, struct comms *out)
                                                 .all_gather = dry_all_gather,
                                                 .exchange = dry_exchange};
     struct comm_layout layout = engine_layout(p);
-    *out = (struct comms){.seconds = 0};
+    *out = (struct comms){.seconds = {0}};
     for (int g = 0; g < GROUP_COUNT; g++) {
         struct comm_place place = comm_place_of(&layout, rank, (enum comm_group)g);
         *comms_group(out, (enum comm_group)g) = (struct comm){.backend = &backend,
@@ -220,7 +220,7 @@ static inline void dry_comms(const struct plan *p, int rank, struct comms *out)
                                                               .size = place.size,
                                                               .world_rank = rank,
                                                               .counters = &out->counters,
-                                                              .seconds = &out->seconds};
+                                                              .seconds = &out->seconds[g]};
     }
 }
 

@@ -1,13 +1,16 @@
-/* Overlap: the queue of all-reduces, and a step whose latents are summed slice by slice under the products of the
- * other slice. */
+/* Overlap: the queue of collectives, a step whose latents are summed slice by slice under the products of the other
+ * slice, and gradients that are summed over replicas under the rest of the backward. */
 #include "tests/unit/worker/tiny.h"
 #include <semaphore.h>
+#include <time.h>
+
+#include "tests/unit/worker/dry.h"
 
 #include "worker/overlap.h"
 
 /* ---- the queue ---- */
 
-enum { RANKS = 3, CALLS = 200 };
+enum { RANKS = 3, CALLS = 200, UNDER_WAY = 8 };
 
 struct member {
     struct local_world *world;
@@ -16,46 +19,68 @@ struct member {
     int rc;
     struct error err;
     bool wrong;
-    int64_t counted;
+    int64_t counted[COMM_KIND_COUNT];
     pthread_t thread;
 };
 static sem_t first_began; /* by rank 0, while nobody else has: to begin is not to wait */
 
-/* Up to OVERLAP_CALLS under way, waited for in order; every sum is right when its wait returns. */
+/* Every third call is a reduce-scatter, of which a rank gets one element. */
+static bool scatters(int i)
+{
+    return i % 3 == 2;
+}
+
+/* Up to UNDER_WAY under way, waited for in order; every sum is right when its wait returns. */
 static void *work_off(void *arg)
 {
     struct member *m = arg;
     struct comms comms;
     struct overlap *o = NULL;
 
-    double values[OVERLAP_CALLS][3];
-    int64_t numbers[OVERLAP_CALLS];
+    double values[UNDER_WAY][3];
+    int64_t numbers[UNDER_WAY];
     m->rc = local_comms_join(m->world, m->rank, &comms, &m->err);
     if (!m->rc)
-        m->rc = overlap_create(&o, &m->err);
-    for (int i = 0; i < CALLS + OVERLAP_CALLS && !m->rc; i++) {
-        int at = i % OVERLAP_CALLS;
-        if (i >= OVERLAP_CALLS) {
+        m->rc = overlap_create(UNDER_WAY, &o, &m->err);
+    for (int i = 0; i < CALLS + UNDER_WAY && !m->rc; i++) {
+        int at = i % UNDER_WAY;
+        if (i >= UNDER_WAY) {
             m->rc = overlap_wait(o, numbers[at], &m->err);
-            double per_rank = 3 * (i - OVERLAP_CALLS);
+            double per_rank = 3 * (i - UNDER_WAY);
             for (int k = 0; k < 3 && !m->rc; k++)
-                m->wrong = m->wrong || values[at][k] != RANKS * (per_rank + k) + RANKS * (RANKS - 1) / 2.0;
+                if (!scatters(i - UNDER_WAY) || k == m->rank)
+                    m->wrong = m->wrong || values[at][k] != RANKS * (per_rank + k) + RANKS * (RANKS - 1) / 2.0;
         }
         if (i >= CALLS || m->rc)
             continue;
         for (int k = 0; k < 3; k++)
             values[at][k] = 3 * i + k + m->rank;
-        struct comm_segment segments[2] = {{values[at], 2, DTYPE_F64}, {&values[at][2], 1, DTYPE_F64}};
+        struct overlap_call call = {
+            .kind = scatters(i) ? COMM_REDUCE_SCATTER : COMM_ALL_REDUCE,
+            .comm = &comms.tp,
+            .what = "test",
+            .segments = {{values[at], 2, DTYPE_F64}, {&values[at][2], 1, DTYPE_F64}},
+            .n = 2,
+            .data = values[at],
+            .out = &values[at][m->rank],
+            .chunk = 1,
+            .dtype = DTYPE_F64,
+        };
         if (m->aborts && i == 20)
             local_world_abort(m->world, m->rank);
         if (i == 0 && m->rank)
             sem_wait(&first_began);
-        numbers[at] = overlap_begin(o, &comms.tp, NULL, segments, 2, "test");
+        /* A call counts under the pass in which it was begun. */
+        comms_set_pass(&comms, i % 2 ? PASS_STEP : PASS_BACKWARD);
+        numbers[at] = overlap_begin(o, &call);
+        comms_set_pass(&comms, PASS_EVAL);
         for (int k = 1; k < RANKS && i == 0 && m->rank == 0; k++)
             sem_post(&first_began);
     }
     overlap_destroy(o); /* also with calls under way that fail */
-    m->counted = comms.counters.by[GROUP_TP][COMM_ALL_REDUCE][PASS_FORWARD].calls;
+    for (int k = 0; k < COMM_KIND_COUNT; k++)
+        for (int p = PASS_BACKWARD; p <= PASS_STEP; p++)
+            m->counted[k] += comms.counters.by[GROUP_TP][k][p].calls;
     comms_destroy(&comms);
     return NULL;
 }
@@ -84,7 +109,8 @@ static void calls_are_done_in_order(void **state)
     for (int i = 0; i < RANKS; i++) {
         assert_int_equal(m[i].rc, 0);
         assert_false(m[i].wrong);
-        assert_true(m[i].counted == CALLS);
+        assert_int_equal(m[i].counted[COMM_REDUCE_SCATTER], CALLS / 3);
+        assert_int_equal(m[i].counted[COMM_ALL_REDUCE], CALLS - CALLS / 3);
     }
 }
 
@@ -179,6 +205,97 @@ static void slices_are_whole_sequences(void **state)
     assert_true(plan_first_slice(&p) == p.T);
 }
 
+/* ---- gradients of replicas ---- */
+
+/* An engine that computes nothing, as the first of two replicas. The first sum of gradients does not return before
+ * the embedding's backward has run, which is the last operation of the backward: a rank that waited for the sum before
+ * it went on would wait for ever (here: until the limit, which is an error). */
+static struct replica {
+    sem_t embedding_done;
+    int begun, done; /* sums of gradients; of the queue's thread */
+    int at_agreement;
+} replica;
+
+static void end_of_backward(struct kstream *ks, int64_t T, int64_t first, int64_t rows, int64_t width, int parts,
+                            const int32_t *tokens, const void *dout, void *dtable)
+{
+    dry_embed_backward(ks, T, first, rows, width, parts, tokens, dout, dtable);
+    sem_post(&replica.embedding_done);
+}
+
+static int wait_for_the_end(struct error *err)
+{
+    struct timespec limit;
+    clock_gettime(CLOCK_REALTIME, &limit);
+    limit.tv_sec += 20;
+    if (replica.begun++ == 0 && sem_timedwait(&replica.embedding_done, &limit))
+        return error_set(err, ERR_TIMEOUT, "the backward did not go on under the sum of gradients");
+    replica.done++;
+    return ERR_OK;
+}
+
+static int sum_gradients(struct comm *c, struct kstream *ks, const struct comm_segment *segments, int n,
+                         enum comm_op op, struct error *err)
+{
+    (void)ks, (void)segments, (void)n, (void)op;
+    if (c->group == GROUP_DP)
+        return wait_for_the_end(err);
+    replica.at_agreement = replica.done;
+    return ERR_OK;
+}
+
+static int scatter_gradients(struct comm *c, struct kstream *ks, void *data, void *out, int64_t chunk, enum dtype dtype,
+                             struct error *err)
+{
+    (void)c, (void)ks, (void)data, (void)out, (void)chunk, (void)dtype;
+    return wait_for_the_end(err);
+}
+
+static void gradients_are_summed_under_the_backward(void **state)
+{
+    (void)state;
+    static const struct comm_backend backend = {.name = "held",
+                                                .all_reduce = sum_gradients,
+                                                .reduce_scatter = scatter_gradients,
+                                                .all_gather = dry_all_gather,
+                                                .exchange = dry_exchange};
+    struct kernels k = *dry_kernels();
+    k.embed_backward = end_of_backward;
+    for (int zero = 0; zero <= 1; zero++) {
+        struct tiny c = tiny_default;
+        struct plan p;
+        struct comms comms;
+        struct engine *e;
+        struct error err = {0};
+        struct micro_batch micro = {NULL, NULL};
+        struct step_request request = {.lr = 1e-3};
+        struct step_result result;
+        c.fp64 = false;
+        c.dp = 2;
+        c.global = 2 * c.micro;
+        c.zero = zero;
+        c.bucket_bytes = 1; /* each layer by itself */
+        tiny_plan(&c, &p);
+        dry_comms(&p, 0, &comms);
+        for (int g = 0; g < GROUP_COUNT; g++)
+            comms_group(&comms, (enum comm_group)g)->backend = &backend;
+        replica = (struct replica){.begun = 0};
+        sem_init(&replica.embedding_done, 0, 0);
+        assert_int_equal(engine_create(&p, &k, &comms, 0, 1, &e, &err), 0);
+        if (engine_step(e, &micro, &request, &result, NULL, NULL, &err))
+            fail_msg("%s", err.message);
+        engine_destroy(e);
+        struct plan_stage stage;
+        plan_stage_at(&p, 0, &stage);
+        int64_t buckets = plan_buckets(&p, &stage, sizeof(float), NULL);
+        assert_true(buckets > c.L);
+        assert_int_equal(replica.at_agreement, buckets);
+        assert_int_equal(comms.counters.by[GROUP_DP][zero ? COMM_REDUCE_SCATTER : COMM_ALL_REDUCE][PASS_STEP].calls,
+                         buckets);
+        sem_destroy(&replica.embedding_done);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -186,6 +303,7 @@ int main(void)
         cmocka_unit_test(a_lost_peer_ends_the_wait),
         cmocka_unit_test(slices_change_sums_over_rows_only),
         cmocka_unit_test(slices_are_whole_sequences),
+        cmocka_unit_test(gradients_are_summed_under_the_backward),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
