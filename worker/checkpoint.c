@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -117,6 +118,9 @@ static void fill_meta(struct checkpoint *c, const struct run_position *at)
     put_meta(m, "skipped", "%" PRId64, at->skipped);
     put_meta(m, "skipped_run", "%" PRId64, at->skipped_run);
     put_meta(m, "data_seed", "%" PRIu64, p->data_seed);
+    const struct spike *s = &at->spike;
+    put_meta(m, "spike", "%" PRId64 " %.17g %.17g %.17g %.17g", s->count, s->weight, s->squares, s->mean,
+             s->deviations);
     for (size_t i = 0; i < c->n; i++) {
         struct state_tensor t;
         engine_tensor(c->engine, c->index[i], STATE_WEIGHT, &t);
@@ -162,7 +166,9 @@ static int list_tensors(struct checkpoint *c, struct error *err)
 /* The header with the longest numbers that its metadata can hold says how much room it needs. */
 static int allocate_image(struct checkpoint *c, struct error *err)
 {
-    struct run_position longest = {INT64_MIN, -1.2345678901234567e-300, INT64_MIN, INT64_MIN, INT64_MIN, INT64_MIN};
+    const double wide = -1.2345678901234567e-300;
+    struct run_position longest = {
+        INT64_MIN, wide, INT64_MIN, INT64_MIN, INT64_MIN, INT64_MIN, {0, INT64_MIN, wide, wide, wide, wide}};
     fill_meta(c, &longest);
     int rc = safetensors_header(&c->header, c->entries, c->n * KINDS, c->meta.items, c->meta.n, 0, err);
     if (rc)
@@ -393,6 +399,29 @@ static int meta_int(const struct safetensors_file *f, const char *key, int64_t *
     return ERR_OK;
 }
 
+/* The statistics of losses; anew where the checkpoint was written without them. */
+static int read_spike(const struct safetensors_file *f, struct spike *s, struct error *err)
+{
+    const char *text = safetensors_meta(f, "spike");
+    double *values[] = {&s->weight, &s->squares, &s->mean, &s->deviations};
+    char *end = NULL;
+    spike_init(s, SPIKE_FADE);
+    if (!text)
+        return ERR_OK;
+    errno = 0;
+    s->count = strtoll(text, &end, 10);
+    bool good = end > text && !errno && s->count >= 0;
+    for (size_t i = 0; i < sizeof values / sizeof *values && good; i++) {
+        const char *from = end;
+        *values[i] = strtod(from, &end);
+        good = *from == ' ' && end > from && isfinite(*values[i]) && (values[i] == &s->mean || *values[i] >= 0);
+    }
+    if (good && !*end)
+        return ERR_OK;
+    spike_init(s, SPIKE_FADE);
+    return error_set(err, ERR_CORRUPT, "%s: metadata 'spike' is impossible", f->path);
+}
+
 static int read_position(const struct safetensors_file *f, const struct plan *plan, struct run_position *at,
                          struct error *err)
 {
@@ -414,6 +443,9 @@ static int read_position(const struct safetensors_file *f, const struct plan *pl
     at->adam_t = text ? strtod(text, &end) : -1;
     if (!text || end == text || *end || !(at->adam_t >= 0 && at->adam_t <= (double)at->step))
         return error_set(err, ERR_CORRUPT, "%s: metadata 'adam_t' is missing or impossible", f->path);
+    int rc = read_spike(f, &at->spike, err);
+    if (rc)
+        return rc;
     if (at->samples != at->step * plan->global_batch) {
         error_set(err, ERR_INVALID,
                   "checkpoint %s had consumed %" PRId64 " samples in %" PRId64

@@ -19,6 +19,7 @@
 #include "proto/worker.pb-c.h"
 #include "worker/engine.h"
 #include "worker/plan/plan.h"
+#include "worker/spike.h"
 
 /* Where a run stands, apart from the tensors. */
 struct run_position {
@@ -28,6 +29,7 @@ struct run_position {
     int64_t tokens;        /* unmasked, so far */
     int64_t skipped;       /* updates skipped so far */
     int64_t skipped_run;   /* in a row, up to now */
+    struct spike spike;    /* of the losses so far */
 };
 
 struct checkpoint;
@@ -49,7 +51,8 @@ int64_t checkpoint_bytes(const struct checkpoint *c); /* of a shard */
 
 /* Reads the state of this rank from a checkpoint directory written with the same tp, pp and dp (zero and
  * bucket_mib may differ), weights into the engine too; collective under zero 1. ERR_UNSUPPORTED: another layout.
- * ERR_INVALID: another model or another batch size. ERR_CORRUPT: damaged or incomplete. `status` may be NULL. */
+ * ERR_INVALID: another model or another batch size. ERR_CORRUPT: damaged or incomplete. `status` may be NULL.
+ * at->spike starts anew from a checkpoint that does not have it. */
 MUST_USE int checkpoint_restore(const char *dir, const struct plan *plan, struct engine *engine, int rank,
                                 struct rank_status *status, struct run_position *at, struct error *err);
 /* Attempt number that wrote the directory "…/step-<n>.a<k>", from its name; 0 when it has another form. */

@@ -11,7 +11,6 @@
 #include "worker/data.h"
 #include "worker/engine.h"
 #include "worker/schedule.h"
-#include "worker/spike.h"
 
 struct run {
     const struct train *t;
@@ -21,7 +20,6 @@ struct run {
     struct checkpoint *checkpoint;
     struct agreement agreement;
     struct run_position at;
-    struct spike spike; /* of this attempt's losses */
     int64_t saved_step; /* of the newest checkpoint known here, -1: none */
     int64_t eval_step;  /* of the newest evaluation, -1: none */
     double eval_loss;
@@ -40,7 +38,7 @@ static void release(struct run *r);
 int train(const struct train *t, struct train_end *end, struct error *err)
 {
     struct run r = {.t = t, .spec = t->start->spec, .saved_step = -1, .eval_step = -1, .eval_loss = NAN};
-    spike_init(&r.spike, SPIKE_FADE);
+    spike_init(&r.at.spike, SPIKE_FADE);
     int rc = prepare(&r, err);
     if (!rc)
         rc = start_weights(&r, err);
@@ -229,8 +227,8 @@ static void tell(struct run *r, const struct step_result *result, double lr, con
     int64_t n = r->at.step, steps = r->spec->run->steps;
     double seconds = (double)(times->end_ns - times->start_ns) / (double)NS_PER_S;
     double rate = seconds > 0 ? (double)result->tokens / seconds : NAN;
-    double loss = result->tokens ? result->loss : NAN, z = spike_z(&r->spike, loss), mean = r->spike.mean;
-    spike_add(&r->spike, loss);
+    double loss = result->tokens ? result->loss : NAN, z = spike_z(&r->at.spike, loss), mean = r->at.spike.mean;
+    spike_add(&r->at.spike, loss);
     bool due = n % r->spec->run->log_every == 0 || n == steps || result->skipped || z > SPIKE_BOUND;
     if (!due)
         return;

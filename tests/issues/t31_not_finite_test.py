@@ -121,6 +121,8 @@ def test_t31_a_skipped_update_leaves_adam_alone():
             meta, finite = shard(path)
             assert finite and int(meta["skipped"]) == skipped, meta
             assert float(meta["adam_t"]) == int(meta["step"]) - skipped, meta
+            count, *numbers = map(float, meta["spike"].split())  # a loss that is none is not among those it compares with
+            assert count == int(meta["step"]) - skipped and all(map(math.isfinite, numbers)), meta
 
 
 def stopped_job(sets=()):

@@ -1,15 +1,16 @@
 /* A run that is killed at a random step and resumed, again and again, is the undisturbed run bit for bit:
- * every loss and gradient norm of every attempt, and the final weights and moments (T1, T3, T4, T9). */
+ * every loss, its z and gradient norm of every attempt, and the final weights and moments (T1, T3, T4, T9). */
 #include "tests/unit/worker/tiny_job.h"
 
 #include "proto/rankfiles.h"
 #include "worker/safetensors.h"
+#include "worker/spike.h"
 
 enum { STEPS = 150, TP = 2, TRIALS = 10 };
 
 struct curve {
-    double loss[STEPS + 1], norm[STEPS + 1], eval[STEPS + 1];
-    bool have_loss[STEPS + 1], have_norm[STEPS + 1], have_eval[STEPS + 1];
+    double loss[STEPS + 1], norm[STEPS + 1], eval[STEPS + 1], z[STEPS + 1];
+    bool have_loss[STEPS + 1], have_norm[STEPS + 1], have_eval[STEPS + 1], have_z[STEPS + 1];
 };
 
 static char dir[64];
@@ -18,6 +19,7 @@ static struct curve reference;
 static int64_t read_curve(struct curve *c, const char *run_dir)
 {
     tiny_job_metric(run_dir, "eval_loss", c->eval, c->have_eval, STEPS);
+    tiny_job_metric(run_dir, "loss_z", c->z, c->have_z, STEPS);
     tiny_job_metric(run_dir, "grad_norm", c->norm, c->have_norm, STEPS);
     return tiny_job_metric(run_dir, "loss", c->loss, c->have_loss, STEPS);
 }
@@ -66,6 +68,9 @@ static void compare(const struct curve *got, const struct curve *want)
         assert_true(got->have_loss[n] && got->have_norm[n]);
         assert_memory_equal(&got->loss[n], &want->loss[n], sizeof(double));
         assert_memory_equal(&got->norm[n], &want->norm[n], sizeof(double));
+        assert_int_equal(got->have_z[n], n > SPIKE_AFTER); /* it does not start anew */
+        if (got->have_z[n])
+            assert_memory_equal(&got->z[n], &want->z[n], sizeof(double));
         assert_int_equal(got->have_eval[n], n % 50 == 0);
         if (got->have_eval[n])
             assert_memory_equal(&got->eval[n], &want->eval[n], sizeof(double));
@@ -95,7 +100,7 @@ static void compare_state(const char *checkpoint, const char *want)
             free(p);
             free(q);
         }
-        static const char *const keys[] = {"step", "adam_t", "samples", "tokens", "skipped"};
+        static const char *const keys[] = {"step", "adam_t", "samples", "tokens", "skipped", "spike"};
         for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
             assert_string_equal(safetensors_meta(&x, keys[i]), safetensors_meta(&y, keys[i]));
         safetensors_close(&x);

@@ -3,6 +3,7 @@
 
 #include "tests/unit/worker/tiny_job.h"
 #include "worker/data_order.h"
+#include "worker/safetensors.h"
 #include "worker/spike.h"
 
 static void near(double got, double want, double relative)
@@ -183,6 +184,82 @@ static void the_step_of_an_odd_window_is_told(void **state)
     assert_int_equal(fs_remove_tree(dir, NULL), 0);
 }
 
+/* Puts `to` in the place of the first `from` in the headers of both shards; they are of the same length. */
+static void change_headers(const char *checkpoint, const char *from, const char *to)
+{
+    assert_int_equal(strlen(from), strlen(to));
+    for (int rank = 0; rank < 2; rank++) {
+        char path[400];
+        struct buffer b;
+        struct error err;
+        snprintf(path, sizeof path, "%s/rank-%05d-of-00002.safetensors", checkpoint, rank);
+        buffer_init(&b, 1 << 24);
+        assert_int_equal(fs_read_file(path, &b, &err), 0);
+        char *at = memmem(b.data, b.len, from, strlen(from));
+        assert_non_null(at);
+        memcpy(at, to, strlen(to));
+        assert_int_equal(fs_write_atomic(path, b.data, b.len, 0644, &err), 0);
+        buffer_free(&b);
+    }
+}
+
+static int resume(const char *dir, const char *run, const char *from, char *text, size_t cap)
+{
+    int out;
+    pid_t pid = tiny_job_start(dir, run, from, NULL, 0, &out);
+    size_t len = 0;
+    for (ssize_t n; len < cap - 1 && (n = read(out, text + len, cap - 1 - len)) > 0;)
+        len += (size_t)n;
+    text[len] = '\0';
+    close(out);
+    return tiny_job_end(pid);
+}
+
+/* A checkpoint has what the losses before it were like (that a resume goes on with it to the bit is resume_test.c's).
+ * One from before that was so is taken, and z starts anew; one that says what cannot be is refused. */
+static void checkpoints_with_and_without_it(void **state)
+{
+    (void)state;
+    enum { STEPS = 60, FROM = 30 };
+    static const char *const impossible[] = {"-1 1 1 1 1",   "30 nan 1 1 1", "30 1 1 inf 1",
+                                             "30 1 1 nan 1", "30 1 -1 1 1",  "30 1 1 1"};
+    static char text[1 << 15];
+    char dir[64], run[96], from[320], shard[400], kept[128], other[128];
+    struct safetensors_file f;
+    struct error err;
+    snprintf(dir, sizeof dir, "/tmp/boost-spike-XXXXXX");
+    assert_non_null(mkdtemp(dir));
+    tiny_job_write(dir, 2, STEPS, "", "every_steps: 30");
+    snprintf(run, sizeof run, "%s/run", dir);
+    assert_int_equal(resume(dir, run, NULL, text, sizeof text), 0);
+    assert_true(tiny_job_newest(dir, 2, STEPS - 1, from, sizeof from));
+    snprintf(shard, sizeof shard, "%s/rank-00001-of-00002.safetensors", from);
+    assert_int_equal(safetensors_open(&f, shard, &err), 0);
+    snprintf(kept, sizeof kept, "%s", safetensors_meta(&f, "spike"));
+    safetensors_close(&f);
+    assert_int_equal(strtoll(kept, NULL, 10), FROM);
+
+    for (size_t i = 0; i < sizeof impossible / sizeof *impossible; i++) {
+        size_t used = strlen(impossible[i]), spare = strlen(kept) - used;
+        snprintf(other, sizeof other, "%.*s%0*d", (int)used - 1, impossible[i], (int)spare + 1, 1);
+        change_headers(from, kept, other);
+        snprintf(run, sizeof run, "%s/bad-%zu", dir, i);
+        int code = resume(dir, run, from, text, sizeof text);
+        if (code == 0 || !strstr(text, "metadata 'spike' is impossible"))
+            fail_msg("'%s': exit %d, %s", other, code, text);
+        change_headers(from, other, kept);
+    }
+    change_headers(from, "\"spike\"", "\"other\"");
+    snprintf(run, sizeof run, "%s/older", dir);
+    assert_int_equal(resume(dir, run, from, text, sizeof text), 0);
+    double z[STEPS + 1];
+    bool have[STEPS + 1] = {false};
+    tiny_job_metric(run, "loss_z", z, have, STEPS);
+    for (int n = 0; n <= STEPS; n++)
+        assert_int_equal(have[n], n > FROM + SPIKE_AFTER);
+    assert_int_equal(fs_remove_tree(dir, NULL), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -193,6 +270,7 @@ int main(void)
         cmocka_unit_test(one_spike_does_not_hide_the_next),
         cmocka_unit_test(a_flat_loss_has_no_spikes_in_its_last_digits),
         cmocka_unit_test(the_step_of_an_odd_window_is_told),
+        cmocka_unit_test(checkpoints_with_and_without_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
