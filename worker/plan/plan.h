@@ -54,6 +54,9 @@ struct plan {
     int zero;             /* 1: moments and master weights are cut over dp */
     int64_t bucket_bytes; /* of gradients, dp > 1 */
     Boost__Precision__Value precision;
+    bool cuda;
+    bool attention_own; /* CUDA: the own kernel whatever cuDNN can */
+    bool deterministic; /* steps repeat bit for bit */
     uint64_t init_seed, data_seed;
     double beta1, beta2, eps, weight_decay, grad_clip;
     bool decay_embeddings;
@@ -245,8 +248,16 @@ struct plan_backend {
     enum dtype act, stat, grad;
     int64_t attention_workspace; /* bytes, the larger of forward and backward */
 };
-/* Of the CPU backend of the plan's precision, for who has no kernels to ask. */
+/* Of the backend of the plan's device and precision, for who has no kernels to ask. */
 void plan_backend_estimate(const struct plan *p, struct plan_backend *out);
+/* attention_workspace of the CUDA backend for b sequences; kernels/cuda/attention_size.h has the reasons and the same
+ * formula. */
+struct plan_attention {
+    int64_t b, s, h, hk, e;
+    bool own;        /* the backend's own kernel */
+    bool accumulate; /* dq in any order: not reproducible */
+};
+int64_t plan_cuda_attention(const struct plan_attention *a);
 void plan_stage_memory(const struct plan *p, int stage, const struct plan_backend *b, struct plan_memory *out);
 /* Of the stage that needs most. */
 void plan_memory(const struct plan *p, const struct plan_backend *b, struct plan_memory *out);

@@ -42,13 +42,14 @@ static void resolve_fields(Boost__JobSpec *s)
     if (!full_rank)
         RESOLVE(par, grouped, BOOST__SWITCH__VALUE__AUTO, BOOST__SWITCH__VALUE__ON);
     RESOLVE(par, overlap, BOOST__SWITCH__VALUE__AUTO, BOOST__SWITCH__VALUE__OFF);
-    RESOLVE(par, attention, BOOST__ATTENTION__VALUE__AUTO, BOOST__ATTENTION__VALUE__OWN);
 
     RESOLVE(s->data, format, BOOST__FORMAT__VALUE__AUTO, spec_format(s->data));
     RESOLVE(s->run, precision, BOOST__PRECISION__VALUE__AUTO, BOOST__PRECISION__VALUE__FP32);
 
     Boost__Resources *res = s->resources;
     RESOLVE(res, device, BOOST__DEVICE__VALUE__AUTO, BOOST__DEVICE__VALUE__CPU);
+    if (res->device == BOOST__DEVICE__VALUE__CPU) /* on CUDA, AUTO is settled where cuDNN can be tried */
+        RESOLVE(par, attention, BOOST__ATTENTION__VALUE__AUTO, BOOST__ATTENTION__VALUE__OWN);
     if (!res->has_min_nodes)
         SET(res, min_nodes, res->nodes);
     if (!res->has_devices_per_node)
@@ -204,6 +205,9 @@ int plan_make(const Boost__JobSpec *resolved, struct plan *out, struct error *er
         .zero = par->zero,
         .bucket_bytes = (int64_t)par->bucket_mib << 20,
         .precision = run->precision,
+        .cuda = resolved->resources && resolved->resources->device == BOOST__DEVICE__VALUE__CUDA,
+        .attention_own = par->attention == BOOST__ATTENTION__VALUE__OWN,
+        .deterministic = par->deterministic,
         .init_seed = (uint64_t)run->seed,
         .data_seed = (uint64_t)data->seed,
         .beta1 = opt->beta1,
