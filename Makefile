@@ -30,6 +30,8 @@ CPPFLAGS += -D_GNU_SOURCE -I. -I$(BUILD)/gen
 CFLAGS += -std=c17 $(OPT) -fno-strict-aliasing -pthread $(WARN)
 CXXFLAGS += -std=c++17 $(OPT) -pthread $(WARNXX)
 LDFLAGS += -pthread
+# Libraries that travel with the programs (make gpu-bundle) are found first, those that they need too.
+RPATH = -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/../lib:$$ORIGIN/../../lib'
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
@@ -43,7 +45,9 @@ GEN_O := $(GEN_C:%.c=%.o)
 
 objs = $(patsubst %,$(BUILD)/obj/%.o,$(basename $(1)))
 MAINS := daemon/boostd.c daemon/boost-agent.c daemon/boost-keeper.c worker/boost-worker.c ctl/boostctl.c
-sources = $(filter-out $(MAINS),$(foreach d,$(1),$(wildcard $(d)/*.c $(d)/*.cc)))
+# Sources of boost-cuda.so that lie in the worker's folders.
+CUDA_ROOT := worker/cuda_library.c worker/comm/nccl.c
+sources = $(filter-out $(MAINS) $(CUDA_ROOT),$(foreach d,$(1),$(wildcard $(d)/*.c $(d)/*.cc)))
 
 LIB = $(BUILD)/lib
 $(LIB)/libproto.a:   $(GEN_O) $(call objs,$(call sources,proto proto/base))
@@ -92,7 +96,7 @@ $(BUILD)/bin/boostctl: LIBS = $(S_PROTO)
 
 $(BUILD)/bin/%:
 	@mkdir -p $(@D)
-	@$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+	@$(CC) $(LDFLAGS) $(RPATH) -o $@ $^ $(LIBS)
 	@echo "  LD   $@"
 
 # ---- compiling -------------------------------------------------------------
@@ -117,8 +121,9 @@ $(BUILD)/obj/%.o: %.cc | $(GEN_C)
 	@echo "  CXX  $<"
 
 # The build id and version are in one object only, so that a commit does not rebuild all.
-$(BUILD)/obj/proto/version.o: FILE_FLAGS = -DBOOST_VERSION='"$(VERSION)"' -DBOOST_COMMIT='"$(COMMIT)"'
-$(BUILD)/obj/proto/version.o: $(BUILD)/commit
+VERSION_O := $(BUILD)/obj/proto/version.o $(BUILD)/pic/proto/version.o
+$(VERSION_O): FILE_FLAGS = -DBOOST_VERSION='"$(VERSION)"' -DBOOST_COMMIT='"$(COMMIT)"'
+$(VERSION_O): $(BUILD)/commit
 $(BUILD)/commit: FORCE
 	@mkdir -p $(@D)
 	@echo '$(COMMIT)' | cmp -s - $@ || echo '$(COMMIT)' > $@
@@ -131,23 +136,66 @@ $(BUILD)/obj/kernels/cpu/fp32%.o $(BUILD)/obj/kernels/cpu/bf16%.o $(BUILD)/obj/k
 
 # ---- CUDA ------------------------------------------------------------------
 
+# boost-cuda.so is opened at run time, by a worker whose job runs on CUDA: programs need nothing of NVIDIA's.
+# CUDA_ARCH: devices to compile for (sm_80 sm_90a ...); ptx_N: code that later devices translate when they load it.
+
 NVCC ?= $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
-CUDA_SOURCES := $(wildcard kernels/cuda/*.cu)
+ifneq ($(NVCC),)
+CUDA_DIR := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
+CUDA_MAJOR := $(shell $(NVCC) --version | sed -n 's/.*release \([0-9]*\).*/\1/p')
+CUDA_ARCH ?= $(if $(filter 8 9 10 11,$(CUDA_MAJOR)),sm_80,sm_90a)
+CUDA_HEADERS := cublasLt.h nccl.h cudnn.h nvtx3/nvToolsExt.h
+CUDA_INCLUDE := $(CUDA_DIR)/include $(NCCL_HOME:%=%/include) $(CUDNN_HOME:%=%/include)
+CUDA_MISSING := $(strip $(foreach h,$(CUDA_HEADERS),$(if $(wildcard $(foreach d,$(CUDA_INCLUDE) /usr/include \
+                /usr/include/x86_64-linux-gnu,$(d)/$(h))),,$(h))))
+endif
+
+# What the library takes from other rooms, linked where it is used.
+CUDA_SHARED := $(call sources,proto/base) proto/version.c worker/comm/comm.c worker/comm/peers.c
+CUDA_C := $(wildcard kernels/cuda/*.c $(CUDA_ROOT))
+CUDA_CU := $(wildcard kernels/cuda/*.cu)
+pics = $(patsubst %,$(BUILD)/pic/%.o,$(basename $(1)))
+CUDA_OBJECTS := $(call pics,$(CUDA_C)) $(CUDA_CU:%.cu=$(BUILD)/pic/%.cu.o)
+
+GENCODE = $(foreach a,$(CUDA_ARCH),$(if $(filter ptx_%,$(a)),-gencode=arch=compute_$(a:ptx_%=%)$(comma)code=compute_$(a:ptx_%=%),\
+          -gencode=arch=compute_$(a:sm_%=%)$(comma)code=$(a)))
+comma := ,
+NVCCFLAGS += -std=c++17 -O3 -lineinfo -Xcompiler -fPIC,-Wall,-Wextra $(if $(filter true,$(CI)),-Werror all-warnings)
+
 .PHONY: cuda
 cuda:
 ifeq ($(NVCC),)
 	@echo "CUDA toolkit not found (no nvcc on PATH, CUDA_HOME unset): building for the CPU only"
-else ifeq ($(CUDA_SOURCES),)
-	@echo "CUDA toolkit found ($(NVCC)); this version has no CUDA sources yet: building for the CPU only"
+else ifneq ($(CUDA_MISSING),)
+	@echo "CUDA toolkit found ($(NVCC)), but not $(CUDA_MISSING): building for the CPU only."
+	@echo "  hint: install the development files of cuBLAS, NCCL and cuDNN, or set NCCL_HOME or CUDNN_HOME"
 else
-	@$(MAKE) --no-print-directory cuda-objects
+cuda: cuda-objects
 endif
 .PHONY: cuda-objects
-cuda-objects: $(CUDA_SOURCES:%.cu=$(BUILD)/obj/%.cu.o)
-$(BUILD)/obj/%.cu.o: %.cu
+cuda-objects: $(CUDA_OBJECTS)
+
+$(LIB)/libcuda-shared.a: $(call pics,$(CUDA_SHARED))
+# -Bsymbolic, and a list of what is seen from outside: the program that opens it has functions of the same names.
+$(LIB)/boost-cuda.so: $(CUDA_OBJECTS) $(LIB)/libcuda-shared.a kernels/cuda/exports.map
+	@$(CXX) -shared $(LDFLAGS) -Wl,-Bsymbolic -Wl,-z,defs -Wl,--version-script=kernels/cuda/exports.map -o $@ \
+	    $(CUDA_OBJECTS) $(LIB)/libcuda-shared.a -L$(CUDA_DIR)/lib64 $(NCCL_HOME:%=-L%/lib) \
+	    -lcublasLt -lnccl -l:libcudart_static.a -ldl -lrt -lm
+	@echo "  LD   $@"
+
+CUDA_CPPFLAGS = $(CUDA_INCLUDE:%=-isystem %)
+$(BUILD)/pic/%.o: %.c | $(GEN_C)
 	@mkdir -p $(@D)
-	@$(NVCC) -std=c++17 -O3 -I. -I$(BUILD)/gen -arch=$(or $(CUDA_ARCH),sm_80) -c $< -o $@
-	@echo "  NVCC $<"
+	@$(CC) $(CPPFLAGS) $(CUDA_CPPFLAGS) $(CFLAGS) -fPIC $(FILE_FLAGS) -MMD -MP -c $< -o $@
+	@echo "  CC   $< (PIC)"
+
+$(BUILD)/pic/%.cu.o: %.cu $(BUILD)/cuda-arch
+	@mkdir -p $(@D)
+	@$(NVCC) $(NVCCFLAGS) $(GENCODE) -D_GNU_SOURCE -I. $(CUDA_CPPFLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+	@echo "  NVCC $< ($(CUDA_ARCH))"
+$(BUILD)/cuda-arch: FORCE
+	@mkdir -p $(@D)
+	@echo '$(CUDA_ARCH)' | cmp -s - $@ || echo '$(CUDA_ARCH)' > $@
 
 # ---- tests -----------------------------------------------------------------
 # tests/unit/<room>/*_test.c: one cmocka program each, linked with its room.
@@ -159,7 +207,7 @@ TEST_SUPPORT := $(call objs,$(wildcard tests/unit/support/*.c))
 define unit_room
 $(filter $(BUILD)/tests/$(1)/%,$(UNIT_TESTS)): $(BUILD)/tests/$(1)/%: $(BUILD)/obj/tests/unit/$(1)/%.o $(TEST_SUPPORT) $(2)
 	@mkdir -p $$(@D)
-	@$$(CC) $$(LDFLAGS) -o $$@ $$^ -lcmocka $(3)
+	@$$(CC) $$(LDFLAGS) $$(RPATH) -o $$@ $$^ -lcmocka $(3)
 	@echo "  LD   $$@"
 endef
 $(eval $(call unit_room,proto,$(L_PROTO),$(S_PROTO)))
@@ -174,14 +222,14 @@ $(eval $(call unit_room,ctl,$(L_CTL),$(S_PROTO)))
 ISSUE_TESTS := $(patsubst tests/issues/%.c,$(BUILD)/tests/issues/%,$(wildcard tests/issues/*_test.c))
 $(ISSUE_TESTS): $(BUILD)/tests/issues/%: $(BUILD)/obj/tests/issues/%.o $(L_WORKER)
 	@mkdir -p $(@D)
-	@$(CC) $(LDFLAGS) -o $@ $^ -lcmocka $(S_WORKER)
+	@$(CC) $(LDFLAGS) $(RPATH) -o $@ $^ -lcmocka $(S_WORKER)
 	@echo "  LD   $@"
 
 # tests/bench/*.c: one program each, for tests/bench/run.py.
 BENCHES := $(patsubst tests/bench/%.c,$(BUILD)/bench/%,$(wildcard tests/bench/*.c))
 $(BENCHES): $(BUILD)/bench/%: $(BUILD)/obj/tests/bench/%.o $(L_WORKER)
 	@mkdir -p $(@D)
-	@$(CC) $(LDFLAGS) -o $@ $^ $(S_WORKER)
+	@$(CC) $(LDFLAGS) $(RPATH) -o $@ $^ $(S_WORKER)
 	@echo "  LD   $@"
 
 .PHONY: all setup tests test test-full test-system soak bench demo lint clean FORCE
@@ -207,4 +255,4 @@ lint:
 clean:
 	rm -rf $(BUILD)
 
--include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)
+-include $(shell find $(BUILD)/obj $(BUILD)/pic -name '*.d' 2>/dev/null)

@@ -1,6 +1,6 @@
 /* The operations of a training step: one table, several backends.
  *
- * A backend (fp64 reference, fp32 and emulated bf16 on the CPU; later CUDA) is a
+ * A backend (fp64 reference, fp32 and emulated bf16 on the CPU; bf16 on CUDA) is a
  * `struct kernels`. Model code calls through the table, holds tensors as void *
  * and names no C float type. Every operation only enqueues on a stream: it does not
  * wait, allocates nothing, and what changes from step to step is read from a
@@ -138,7 +138,8 @@ struct kernels {
     /* Another stream of ks's device, for copies and collectives beside it. It has no scratch. */
     int (*stream_beside)(struct kstream *ks, struct kstream **out, struct error *err);
     /* What is enqueued on ks after await() runs after what `of` had been given when it marked `slot`
-     * (0 <= slot < KSTREAM_MARKS); a slot not marked yet is not waited for. */
+     * (0 <= slot < KSTREAM_MARKS); a slot not marked yet is not waited for. A mark made inside a captured sequence
+     * counts as not made outside it, and the other way round: the stream that captures awaits what it needs before. */
     void (*mark)(struct kstream *ks, int slot);
     void (*await)(struct kstream *ks, struct kstream *of, int slot);
 
@@ -280,5 +281,6 @@ struct kernels {
 const struct kernels *kernels_cpu_fp64(void); /* the reference: plain loops, fp64 throughout */
 const struct kernels *kernels_cpu_fp32(void); /* dnnl_sgemm, vectorised loops */
 const struct kernels *kernels_cpu_bf16(void); /* a GPU's bf16, emulated: that of fp32 between bf16 tensors */
+const struct kernels *kernels_cuda(void);     /* bf16; in a library of its own, kernels/library.h */
 
 #endif

@@ -27,6 +27,7 @@ struct kstream {
     struct cuda_attentions *attentions;
     cudaEvent_t marks[KSTREAM_MARKS];
     bool marked[KSTREAM_MARKS];
+    unsigned long long marked_in[KSTREAM_MARKS]; /* the captured sequence it was made in; 0: none */
 };
 
 /* Remembers the first fault of the stream. */
