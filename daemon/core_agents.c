@@ -170,6 +170,7 @@ int core_agent_register(struct core *c, const Boost__Register *msg, struct error
     text_set(&n->version, msg->version);
     text_set(&n->data_address, msg->data_address);
     n->cpu_slots = msg->cpu_slots;
+    n->cores = msg->has_cores && msg->cores > 0 ? msg->cores : 0;
     n->memory_mib = msg->memory_mib;
     n->uid = msg->uid;
     n->connected = true;

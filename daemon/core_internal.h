@@ -48,6 +48,7 @@ struct node {
     char *admin_reason, *admin_by;
     int64_t admin_ns;
     int cpu_slots;
+    int cores; /* told when its agent registers; 0: not known yet */
     int64_t memory_mib;
     uint32_t uid;
     Boost__NodeLiveness__Value liveness;

@@ -48,6 +48,22 @@ static struct plan_machine machine_of(struct core *c, uint32_t uid)
     return m;
 }
 
+/* More threads than cores are slower, and thousands cannot even be started: refused by the largest node known, so
+ * that a job is not ended later by whichever it is placed on. */
+static int check_threads(struct core *c, const Boost__JobSpec *resolved, struct error *err)
+{
+    int threads = resolved->resources ? resolved->resources->threads_per_rank : 0;
+    const struct node *most = NULL;
+    for (const struct node *n = c->nodes; n; n = n->next)
+        if (n->cores > 0 && (!most || n->cores > most->cores))
+            most = n;
+    if (!most || threads <= most->cores)
+        return ERR_OK;
+    error_set(err, ERR_INVALID, "resources.threads_per_rank = %d: no node has so many cores, %s has most, %d", threads,
+              most->name, most->cores);
+    return error_hint(err, "use 1 to %d, or 0 to share a node's cores evenly among its ranks", most->cores);
+}
+
 static void submitted(struct core *c, void *arg, int rc, const struct error *err)
 {
     struct submit *s = arg;
@@ -185,6 +201,8 @@ void core_submit(struct core *c, const Boost__JobSpec *spec, const struct core_u
     int rc = plan_validate(spec, &err);
     if (!rc)
         rc = plan_resolve(spec, &machine, &s->resolved, &err);
+    if (!rc)
+        rc = check_threads(c, s->resolved, &err);
     if (!rc && c->store.health(c->store.arg, &err)) {
         rc = (int)err.code;
         error_context(&err, "the job is not taken");
@@ -216,6 +234,10 @@ int core_dry_run(struct core *c, const Boost__JobSpec *spec, const struct core_u
         return rc;
     struct plan_machine machine = machine_of(c, user->uid);
     rc = plan_resolve(spec, &machine, resolved, err);
+    if (!rc && (rc = check_threads(c, *resolved, err))) {
+        boost__job_spec__free_unpacked(*resolved, NULL);
+        *resolved = NULL;
+    }
     if (rc)
         return rc;
     struct sched_answer answer;

@@ -134,7 +134,7 @@ static const struct row rows[] = {
     {"resources.devices_per_node", 0, 1, 1 << 16,
      "nodes * devices_per_node = tp * pp * dp; leave it out to have it derived"},
     {"resources.spares", 0, 0, 1 << 16, "spare nodes kept ready, 0 for none"},
-    {"resources.threads_per_rank", 0, 0, 4096, "CPU threads a rank, 0 to share the cores evenly"},
+    {"resources.threads_per_rank", 0, 0, 1024, "CPU threads a rank, 0 to share the cores evenly"},
     {"resources.memory_mib", 0, 0, INFINITY, "MiB a rank, 0 to take it from the plan"},
 
     {"restart.max_restarts", 0, 0, INFINITY, "restarts for failures of the application, 0 for none"},

@@ -97,6 +97,19 @@ def test_dry_run(c):
     cancel_now(c, blocker)
 
 
+@shared
+def test_more_threads_than_any_node_has_cores(c):
+    path, cores = c.dir / "threads.pbtxt", len(os.sched_getaffinity(0))
+    path.write_text(tiny_job(c, name="threads"))
+    for how in ((), ("--dry-run",)):
+        r = c.ctl("submit", path, *how, "--set", f"resources.threads_per_rank={cores + 1}")
+        assert r.rc == 6 and f"threads_per_rank = {cores + 1}: no node has so many cores" in r.err, r
+        assert f"n1 has most, {cores}" in r.err and f"1 to {cores}" in r.err, r
+    r = c.ctl("validate", path, "--set", "resources.threads_per_rank=4096")
+    assert r.rc == 6 and "resources.threads_per_rank" in r.err and "0 to 1024" in r.err, r
+    assert not any(j["name"] == "threads" for j in c.json("status", "-a")["jobs"])
+
+
 # ---- looking ---------------------------------------------------------------------------
 
 

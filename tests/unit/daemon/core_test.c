@@ -37,6 +37,40 @@ static void a_job_runs_to_its_end(void **state)
     world_free(w);
 }
 
+/* The node with most cores is the bound, whoever else is there; while none has told its cores there is none. */
+static void threads_beyond_every_nodes_cores_are_refused(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *small = agent_add(w, "n1", 2), *large = agent_add(w, "n2", 2);
+    struct arena mem;
+    struct error err;
+    Boost__Resources resources = BOOST__RESOURCES__INIT;
+    Boost__JobSpec *resolved = NULL;
+    bool would_wait;
+    const char *reason;
+    arena_init(&mem, 1 << 20);
+    Boost__JobSpec *spec = spec_new(&mem);
+    spec->resources = &resources;
+    resources.has_threads_per_rank = true;
+    resources.threads_per_rank = 9;
+    small->cores = 4;
+    large->cores = 8;
+    assert_true(submit_spec(w, spec, true) > 0);
+    join_world(w, large);
+    join_world(w, small);
+    assert_int_equal(submit_spec(w, spec, true), 0);
+    assert_int_equal(w->reply_rc, ERR_INVALID);
+    assert_says(w->reply_text, "resources.threads_per_rank = 9: no node has so many cores, n2 has most, 8");
+    assert_int_equal(core_dry_run(w->core, spec, &user_ann, &mem, &resolved, &would_wait, &reason, &err), ERR_INVALID);
+    assert_null(resolved);
+    assert_says(err.hint, "1 to 8");
+    resources.threads_per_rank = 8;
+    assert_true(submit_spec(w, spec, true) > 0);
+    arena_free(&mem);
+    world_free(w);
+}
+
 static void the_submit_is_answered_after_the_commit(void **state)
 {
     (void)state;
@@ -1296,6 +1330,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_job_runs_to_its_end),
+        cmocka_unit_test(threads_beyond_every_nodes_cores_are_refused),
         cmocka_unit_test(the_submit_is_answered_after_the_commit),
         cmocka_unit_test(bad_specs_and_a_sick_store_are_refused),
         cmocka_unit_test(a_store_that_falls_sick_under_a_user_is_told),

@@ -359,6 +359,7 @@ struct fake_attempt {
 struct fake_agent {
     char name[32], boot[32], instance[32];
     int slots;
+    int cores; /* 0: not told */
     uint32_t uid;
     bool connected, beating;
     bool obeys_kill, obeys_term, answers; /* true: as a sound one */
@@ -999,6 +1000,8 @@ HELPER int try_register(struct world *w, struct fake_agent *a, struct error *err
     r.instance = a->instance;
     r.has_cpu_slots = r.has_memory_mib = r.has_uid = 1;
     r.cpu_slots = a->slots;
+    r.has_cores = a->cores > 0;
+    r.cores = a->cores;
     r.memory_mib = 4096;
     r.uid = a->uid;
     r.data_address = (char *)(uintptr_t) "127.0.0.1";

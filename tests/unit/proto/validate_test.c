@@ -167,7 +167,7 @@ static void test_ranges(void **state)
         {"resources.nodes", "1", "65536", "0", "65537", "1 to 65536"},
         {"resources.devices_per_node", "1", "65536", "0", "65537", "1 to 65536"},
         {"resources.spares", "0", "65536", "-1", "65537", "0 to 65536"},
-        {"resources.threads_per_rank", "0", "4096", "-1", "4097", "0 to 4096"},
+        {"resources.threads_per_rank", "0", "1024", "-1", "1025", "0 to 1024"},
         {"resources.memory_mib", "0", "1000000", "-1", NULL, "0 or more"},
         {"restart.max_restarts", "0", "2147483647", "-1", NULL, "0 or more"},
         {"restart.no_progress_limit", "1", "2147483647", "0", NULL, "1 or more"},
