@@ -90,7 +90,7 @@ static uint32_t alignment(const struct shape *s, int operand)
 
 static unsigned bucket_of(const struct shape *s)
 {
-    const int64_t *numbers = &s->m;
+    const int64_t *numbers = (const int64_t *)s;
     uint64_t hash = 0;
     for (int i = 0; i < SHAPE_NUMBERS; i++)
         hash = (hash ^ (uint64_t)numbers[i]) * 0x9e3779b97f4a7c15u;
@@ -300,7 +300,7 @@ int cuda_choices_save(struct kstream *ks, struct buffer *out, struct error *err)
         for (const struct plan *p = ks->gemms->buckets[i]; p; p = p->next) {
             if (!p->chosen)
                 continue;
-            const int64_t *numbers = &p->shape.m;
+            const int64_t *numbers = (const int64_t *)&p->shape;
             for (int j = 0; j < SHAPE_NUMBERS; j++)
                 buffer_printf(out, "%" PRId64 " ", numbers[j]);
             for (int j = 0; j < ALGO_WORDS; j++)
@@ -312,7 +312,7 @@ int cuda_choices_save(struct kstream *ks, struct buffer *out, struct error *err)
 /* One line of a shape and its algorithm; *end behind it. */
 static bool parse(char *line, struct shape *s, cublasLtMatmulAlgo_t *algo, char **end)
 {
-    int64_t *numbers = &s->m;
+    int64_t *numbers = (int64_t *)s;
     char *at = line;
     for (int i = 0; i < SHAPE_NUMBERS + ALGO_WORDS; i++) {
         char *next;

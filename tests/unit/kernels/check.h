@@ -6,8 +6,12 @@
  * allowed for exactly). A sum of K terms in any order has roundings <= K in the worst case and about
  * sqrt(K) in practice; sum_roundings() takes 6 sqrt(K) + 6, six standard deviations of a random walk
  * (Higham and Mary, "A new approach to probabilistic rounding error analysis"), so a lost or doubled term shows.
- * The bf16 backend computes in fp32 and rounds what it stores as act once more: that adds 2^-8 of the result, which is
- * what the same computation done plainly has too. Inputs are floats, or bf16 numbers for that backend, so the
+ * Device memory is written by upload() and read by download() only, so that a device which is not the host can join:
+ * the CUDA backend does where $BOOST_CUDA_LIBRARY names its library (and then has to), or where the library lies in
+ * the build's lib/ and a device is there.
+ *
+ * The bf16 backends compute in fp32 and round what they store as act once more: that adds 2^-8 of the result, which is
+ * what the same computation done plainly has too. Inputs are floats, or bf16 numbers for those backends, so the
  * reference sees exactly what the kernel sees. */
 #ifndef BOOST_TESTS_KERNELS_CHECK_H
 #define BOOST_TESTS_KERNELS_CHECK_H
@@ -24,7 +28,9 @@
 #include <string.h>
 
 #include "kernels/kernels.h"
+#include "kernels/library.h"
 #include "proto/base/bf16.h"
+#include "proto/version.h"
 
 #define UNUSED __attribute__((unused))
 
@@ -34,8 +40,10 @@ struct variant {
     char label[64];
     const struct kernels *k;
     struct kstream *ks;
-    double u;     /* unit roundoff of the arithmetic */
-    double store; /* and of storing as act, where that is more; else 0 */
+    bool gpu;
+    void *scratch; /* the stream's, or NULL */
+    double u;      /* unit roundoff of the arithmetic */
+    double store;  /* and of storing as act, where that is more; else 0 */
     uint64_t random;
     void *host[POOL], *device[POOL];
     enum dtype type[POOL]; /* of what is at device[] */
@@ -126,9 +134,58 @@ static UNUSED enum dtype type_at(struct variant *v, const void *device)
     return DTYPE_COUNT;
 }
 
+static UNUSED void must_sync(struct variant *v)
+{
+    struct error err;
+    if (v->k->stream_sync(v->ks, &err) != ERR_OK)
+        fail_msg("%s: %s", v->label, err.message);
+}
+
+/* Between the host and the device; done when they return. */
+static UNUSED void put_bytes(struct variant *v, void *dst, const void *host, size_t bytes)
+{
+    v->k->upload(v->ks, dst, host, bytes);
+    must_sync(v);
+}
+
+static UNUSED void get_bytes(struct variant *v, void *host, const void *src, size_t bytes)
+{
+    v->k->download(v->ks, host, src, bytes);
+    must_sync(v);
+}
+
+static UNUSED void *bytes_at(struct variant *v, const void *src, size_t bytes)
+{
+    void *host = keep_host(v, bytes);
+    get_bytes(v, host, src, bytes);
+    return host;
+}
+
+static UNUSED void poison(struct variant *v, void *dst, size_t bytes)
+{
+    void *host = malloc(bytes ? bytes : 1);
+    assert_non_null(host);
+    memset(host, 0xff, bytes);
+    put_bytes(v, dst, host, bytes);
+    free(host);
+}
+
 static UNUSED void put(struct variant *v, void *dst, int64_t n, const double *values)
 {
-    v->k->cast(v->ks, type_at(v, dst), dst, DTYPE_F64, values, n);
+    enum dtype t = type_at(v, dst);
+    size_t bytes = (size_t)n * dtype_size(t);
+    void *host = malloc(bytes ? bytes : 1);
+    assert_non_null(host);
+    for (int64_t i = 0; i < n; i++) {
+        if (t == DTYPE_F64)
+            ((double *)host)[i] = values[i];
+        else if (t == DTYPE_F32)
+            ((float *)host)[i] = (float)values[i];
+        else
+            ((uint16_t *)host)[i] = to_bf16((float)values[i]);
+    }
+    put_bytes(v, dst, host, bytes);
+    free(host);
 }
 
 static UNUSED void *typed_values(struct variant *v, enum dtype t, int64_t n, const double *values)
@@ -142,7 +199,7 @@ static UNUSED void *typed_values(struct variant *v, enum dtype t, int64_t n, con
 static UNUSED void *typed_poison(struct variant *v, enum dtype t, int64_t n)
 {
     void *p = device_typed(v, t, n);
-    memset(p, 0xff, (size_t)n * dtype_size(t));
+    poison(v, p, (size_t)n * dtype_size(t));
     return p;
 }
 
@@ -181,22 +238,33 @@ static UNUSED void *grad_zero(struct variant *v, int64_t n)
 static UNUSED int32_t *device_tokens(struct variant *v, int64_t n, const int32_t *tokens)
 {
     int32_t *p = device_bytes(v, (size_t)n * sizeof *p);
-    v->k->upload(v->ks, p, tokens, (size_t)n * sizeof *p);
+    put_bytes(v, p, tokens, (size_t)n * sizeof *p);
     return p;
 }
 
-static UNUSED void must_sync(struct variant *v)
+/* The fp64 numbers that sums of a step are kept in. */
+static UNUSED double *device_doubles(struct variant *v, int n, const double *values)
 {
-    struct error err;
-    if (v->k->stream_sync(v->ks, &err) != ERR_OK)
-        fail_msg("%s: %s", v->label, err.message);
+    double *p = device_typed(v, DTYPE_F64, n);
+    put(v, p, n, values);
+    return p;
 }
 
 static UNUSED double *fetch(struct variant *v, const void *device, int64_t n)
 {
+    enum dtype t = type_at(v, device);
+    size_t bytes = (size_t)n * dtype_size(t);
     double *out = host_values(v, n);
-    v->k->cast(v->ks, DTYPE_F64, out, type_at(v, device), device, n);
-    must_sync(v);
+    void *host = malloc(bytes ? bytes : 1);
+    assert_non_null(host);
+    get_bytes(v, host, device, bytes);
+    for (int64_t i = 0; i < n; i++) {
+        if (t == DTYPE_F64)
+            out[i] = ((double *)host)[i];
+        else
+            out[i] = t == DTYPE_F32 ? ((float *)host)[i] : from_bf16(((uint16_t *)host)[i]);
+    }
+    free(host);
     return out;
 }
 
@@ -255,7 +323,16 @@ static UNUSED void check_frobenius(struct variant *v, const char *what, int64_t 
 
 static UNUSED void check_same_bits(struct variant *v, const char *what, int64_t n, const void *a, const void *b)
 {
-    if (memcmp(a, b, (size_t)n * dtype_size(type_at(v, a))) != 0)
+    size_t bytes = (size_t)n * dtype_size(type_at(v, a));
+    void *x = malloc(bytes), *y = malloc(bytes);
+    assert_non_null(x);
+    assert_non_null(y);
+    get_bytes(v, x, a, bytes);
+    get_bytes(v, y, b, bytes);
+    bool same = memcmp(x, y, bytes) == 0;
+    free(x);
+    free(y);
+    if (!same)
         fail_msg("%s: %s differs between two equal calls", v->label, what);
 }
 
@@ -282,6 +359,21 @@ static UNUSED void check_differences(struct variant *v, const char *what, int64_
 
 /* ---- variants ------------------------------------------------------------------------ */
 
+/* Larger than any tensor of these tests. */
+static const struct scratch_shape largest = {.T = 4096, .width = 4096, .vocab = 4096};
+
+static UNUSED void give_scratch(struct variant *v)
+{
+    struct error err;
+    if (!v->k->scratch_bytes)
+        return;
+    size_t bytes = v->k->scratch_bytes(&largest);
+    v->scratch = v->k->alloc(bytes, &err);
+    assert_non_null(v->scratch);
+    v->k->set_scratch(v->ks, v->scratch, bytes);
+    poison(v, v->scratch, bytes);
+}
+
 static UNUSED void run_variant(const struct kernels *k, const char *isa, int threads, void (*body)(struct variant *))
 {
     struct error err;
@@ -293,18 +385,55 @@ static UNUSED void run_variant(const struct kernels *k, const char *isa, int thr
     unsetenv("BOOST_CPU_ISA");
     if (rc == ERR_OK) {
         v->k = k;
+        v->gpu = strncmp(k->name, "cuda", 4) == 0;
         v->u = k->act == DTYPE_F64 ? 0x1p-53 : 0x1p-24;
         v->store = k->act == DTYPE_BF16 ? 0x1p-8 : 0;
         v->random = 20261129;
         snprintf(v->label, sizeof v->label, "%s %s, %d threads", k->name, isa ? isa : "", threads);
+        give_scratch(v);
         body(v);
         must_sync(v);
         forget(v);
+        k->release(v->scratch);
         k->stream_destroy(v->ks);
     } else {
         assert_true(isa && rc == ERR_INVALID); /* this machine lacks that instruction set */
     }
     free(v);
+}
+
+/* The CUDA backend, or NULL where it is not there, which is said once. */
+static UNUSED const struct kernels *find_cuda(void)
+{
+    static bool known;
+    static const struct kernels *found;
+    if (known)
+        return found;
+    struct error err;
+    void *symbol;
+    const struct kernels *k = NULL, *(*table)(void);
+    int rc = kernels_library(boost_build_id(), "kernels_cuda", &symbol, &err);
+    if (!rc) {
+        struct kstream *ks;
+        memcpy(&table, &symbol, sizeof symbol);
+        k = table();
+        rc = k->stream_create(1, &ks, &err);
+        if (!rc)
+            k->stream_destroy(ks);
+    }
+    if (rc && getenv("BOOST_CUDA_LIBRARY"))
+        fail_msg("BOOST_CUDA_LIBRARY is set, but: %s", err.message);
+    if (rc)
+        print_message("the CUDA backend was not tested: %s\n", err.message);
+    found = rc ? NULL : k;
+    known = true;
+    return found;
+}
+
+static UNUSED void cuda_variant(void (*body)(struct variant *))
+{
+    if (find_cuda())
+        run_variant(find_cuda(), NULL, 1, body);
 }
 
 static UNUSED void each_variant(void (*body)(struct variant *))
@@ -316,6 +445,7 @@ static UNUSED void each_variant(void (*body)(struct variant *))
     run_variant(kernels_cpu_fp32(), NULL, 3, body);
     run_variant(kernels_cpu_bf16(), "baseline", 1, body);
     run_variant(kernels_cpu_bf16(), NULL, 3, body);
+    cuda_variant(body);
 }
 
 #endif

@@ -130,16 +130,13 @@ static void one_loss(struct variant *v, const struct loss_case *c)
     double roundings = sum_roundings(V) + 8;
     for (int p = 0; p < c->shards; p++) {
         double seven[2] = {7, 7}, got[2];
-        double *dloss = device_bytes(v, sizeof seven);
-        void *dc = stat_poison(v, T), *evaluated = device_poison(v, n);
-        v->k->upload(v->ks, dloss, seven, sizeof seven);
-        memcpy(evaluated, dl[p], (size_t)n * dtype_size(v->k->act));
+        double *dloss = device_doubles(v, 2, seven);
+        void *dc = stat_poison(v, T), *evaluated = device_values(v, n, fetch(v, dl[p], n));
         v->k->ce_backward(v->ks, T, c->ld, valid_columns(c, p), p * c->per_shard, evaluated, dm, ds, dt, dloss, NULL);
         check_same_bits(v, "logits of an evaluation", n, evaluated, dl[p]);
         v->k->ce_backward(v->ks, T, c->ld, valid_columns(c, p), p * c->per_shard, dl[p], dm, ds, dt, p ? NULL : dloss,
                           dc);
-        v->k->download(v->ks, got, dloss, sizeof got);
-        must_sync(v);
+        get_bytes(v, got, dloss, sizeof got);
         int times = p ? 1 : 2; /* added to what was there */
         assert_true(got[1] == 7 + times * (double)tokens);
         assert_true(fabsl(got[0] - 7 - times * loss) <= roundings * v->u * (size_loss + 8) * times);
@@ -186,16 +183,13 @@ static void poisoned(struct variant *v)
         double logits[20] = {0}, zero[2] = {0, 0};
         logits[7] = bad[b];
         int32_t target = 3;
-        void *l = device_values(v, 20, logits), *m = stat_poison(v, 1), *s = stat_poison(v, 3),
-             *c = stat_poison(v, 1);
-        double *loss = device_bytes(v, sizeof zero);
+        void *l = device_values(v, 20, logits), *m = stat_poison(v, 1), *s = stat_poison(v, 3), *c = stat_poison(v, 1);
+        double *loss = device_doubles(v, 2, zero);
         int32_t *t = device_tokens(v, 1, &target);
-        v->k->upload(v->ks, loss, zero, sizeof zero);
         v->k->ce_max(v->ks, 1, 20, 20, l, m);
         v->k->ce_sums(v->ks, 1, 20, 20, 0, l, m, t, s);
         v->k->ce_backward(v->ks, 1, 20, 20, 0, l, m, s, t, loss, c);
-        must_sync(v);
-        assert_false(isfinite(loss[0]));
+        assert_false(isfinite(fetch(v, loss, 2)[0]));
     }
 }
 

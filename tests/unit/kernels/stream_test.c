@@ -1,4 +1,5 @@
-/* Streams, memory, casts, the fast exponential, the choice of instruction set, and independence of the threads. */
+/* Streams, memory, copies, casts, the fast exponential, the choice of instruction set, and independence of the threads.
+ */
 #include "check.h"
 
 #include <pthread.h>
@@ -8,8 +9,8 @@
 static void test_stream_arguments(void **state)
 {
     (void)state;
-    const struct kernels *backends[] = {kernels_cpu_fp64(), kernels_cpu_fp32(), kernels_cpu_bf16()};
-    for (int i = 0; i < 3; i++) {
+    const struct kernels *backends[] = {kernels_cpu_fp64(), kernels_cpu_fp32(), kernels_cpu_bf16(), find_cuda()};
+    for (int i = 0; i < 4 && backends[i]; i++) {
         struct error err;
         struct kstream *ks;
         assert_int_equal(backends[i]->stream_create(0, &ks, &err), ERR_INVALID);
@@ -69,18 +70,47 @@ static void test_tables_are_complete(void **state)
     each_variant(complete);
 }
 
+/* ---- copies ---------------------------------------------------------------------------------- */
+
+static void copies(struct variant *v)
+{
+    enum { N = 100003 };
+    struct error err;
+    unsigned char *out = v->k->host_alloc(N, &err), *back = v->k->host_alloc(N, &err);
+    assert_non_null(out);
+    assert_non_null(back);
+    for (int i = 0; i < N; i++)
+        out[i] = (unsigned char)random_bits(v);
+    unsigned char *device = device_bytes(v, N);
+    v->k->upload(v->ks, device, out, N);
+    v->k->zero(v->ks, device + 5, 1000);
+    v->k->zero(v->ks, device, 0);
+    v->k->download(v->ks, back, device, N);
+    must_sync(v);
+    memset(out + 5, 0, 1000);
+    assert_memory_equal(back, out, N);
+    v->k->host_release(out);
+    v->k->host_release(back);
+    v->k->host_release(NULL);
+    v->k->release(NULL);
+}
+
+static void test_copies(void **state)
+{
+    (void)state;
+    each_variant(copies);
+}
+
 /* ---- cast ----------------------------------------------------------------------------------- */
 
-static uint16_t bf16_of(double x)
+/* n values of one type as another, on the device. */
+static void cast(struct variant *v, enum dtype to, void *out, enum dtype from, const void *in, int64_t n)
 {
-    struct error err;
-    const struct kernels *k = kernels_cpu_fp32();
-    struct kstream *ks;
-    uint16_t out;
-    assert_int_equal(k->stream_create(1, &ks, &err), ERR_OK);
-    k->cast(ks, DTYPE_BF16, &out, DTYPE_F64, &x, 1);
-    k->stream_destroy(ks);
-    return out;
+    void *src = device_typed(v, from, n), *dst = device_typed(v, to, n);
+    put_bytes(v, src, in, (size_t)n * dtype_size(from));
+    poison(v, dst, (size_t)n * dtype_size(to));
+    v->k->cast(v->ks, to, dst, from, src, n);
+    get_bytes(v, out, dst, (size_t)n * dtype_size(to));
 }
 
 static void casts(struct variant *v)
@@ -88,55 +118,75 @@ static void casts(struct variant *v)
     enum { N = 4000 };
     double x[N], back[N];
     float f[N];
-    uint16_t h[N];
+    uint16_t h[N], again[N];
     for (int i = 0; i < N; i++)
         x[i] = ldexp(random_value(v, 1), (int)random_below(v, 60) - 30) * (1 + 0x1p-40);
-    v->k->cast(v->ks, DTYPE_F32, f, DTYPE_F64, x, N);
+    cast(v, DTYPE_F32, f, DTYPE_F64, x, N);
     for (int i = 0; i < N; i++)
         assert_true(f[i] == (float)x[i]);
-    v->k->cast(v->ks, DTYPE_F64, back, DTYPE_F32, f, N);
+    cast(v, DTYPE_F64, back, DTYPE_F32, f, N);
     for (int i = 0; i < N; i++)
         assert_true(back[i] == (double)f[i]);
-    v->k->cast(v->ks, DTYPE_BF16, h, DTYPE_F64, x, N);
-    v->k->cast(v->ks, DTYPE_F64, back, DTYPE_BF16, h, N);
+    cast(v, DTYPE_BF16, h, DTYPE_F32, f, N);
+    for (int i = 0; i < N; i++)
+        assert_int_equal(h[i], to_bf16(f[i]));
+    cast(v, DTYPE_BF16, h, DTYPE_F64, x, N);
+    cast(v, DTYPE_F64, back, DTYPE_BF16, h, N);
     for (int i = 0; i < N; i++) {
         /* The nearest of 8 significant bits. */
         int exponent;
         double scaled = ldexp(frexp(x[i], &exponent), 8);
         assert_true(back[i] == ldexp(nearbyint(scaled), exponent - 8));
     }
-    uint16_t again[N];
-    v->k->cast(v->ks, DTYPE_BF16, again, DTYPE_F64, back, N);
+    cast(v, DTYPE_BF16, again, DTYPE_F64, back, N);
     assert_memory_equal(again, h, sizeof h);
+    cast(v, DTYPE_F64, back, DTYPE_F64, x, N);
+    assert_memory_equal(back, x, sizeof x);
+}
+
+static void special_casts(struct variant *v)
+{
+    static const struct {
+        double from;
+        uint16_t to;
+    } of[] = {
+        {1, 0x3f80},
+        {1 + 0x1p-8, 0x3f80},           /* a tie goes to even, below */
+        {1 + 3 * 0x1p-8, 0x3f82},       /* and above */
+        {1 + 0x1p-8 + 0x1p-45, 0x3f81}, /* just over the tie: float would say "tie" */
+        {1 + 3 * 0x1p-8 - 0x1p-45, 0x3f81},
+        {-(1 + 0x1p-8 + 0x1p-45), 0xbf81},
+        {INFINITY, 0x7f80},
+        {-1e300, 0xff80},
+        {0x1.fefp127, 0x7f7f}, /* below the middle between the largest and infinity */
+        {0x1.ffp127, 0x7f80},
+        {-0.0, 0x8000},
+        {1e-300, 0},
+        {0x1p-133, 0x0001}, /* the smallest denormal */
+    };
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+        uint16_t got;
+        cast(v, DTYPE_BF16, &got, DTYPE_F64, &of[i].from, 1);
+        if (got != of[i].to)
+            fail_msg("%s: %a as bf16 is %04x, should be %04x", v->label, of[i].from, got, of[i].to);
+    }
+    uint16_t nan;
+    cast(v, DTYPE_BF16, &nan, DTYPE_F64, &(double){NAN}, 1);
+    assert_true((nan & 0x7f80) == 0x7f80 && (nan & 0x7f) != 0);
 }
 
 static void test_cast(void **state)
 {
     (void)state;
     each_variant(casts);
-    assert_int_equal(bf16_of(1), 0x3f80);
-    assert_int_equal(bf16_of(1 + 0x1p-8), 0x3f80);           /* a tie goes to even, below */
-    assert_int_equal(bf16_of(1 + 3 * 0x1p-8), 0x3f82);       /* and above */
-    assert_int_equal(bf16_of(1 + 0x1p-8 + 0x1p-45), 0x3f81); /* just over the tie: float would say "tie" */
-    assert_int_equal(bf16_of(1 + 3 * 0x1p-8 - 0x1p-45), 0x3f81);
-    assert_int_equal(bf16_of(-(1 + 0x1p-8 + 0x1p-45)), 0xbf81);
-    assert_int_equal(bf16_of(INFINITY), 0x7f80);
-    assert_int_equal(bf16_of(-1e300), 0xff80);
-    assert_int_equal(bf16_of(0x1.fefp127), 0x7f7f); /* below the middle between the largest and infinity */
-    assert_int_equal(bf16_of(0x1.ffp127), 0x7f80);
-    assert_int_equal(bf16_of(-0.0), 0x8000);
-    assert_int_equal(bf16_of(1e-300), 0);
-    assert_int_equal(bf16_of(0x1p-133), 0x0001); /* the smallest denormal */
-    uint16_t nan = bf16_of(NAN);
-    assert_true((nan & 0x7f80) == 0x7f80 && (nan & 0x7f) != 0);
+    each_variant(special_casts);
 }
 
 static void bad_cast(struct variant *v)
 {
-    int32_t i = 1;
-    double x = 1;
+    void *from = device_typed(v, DTYPE_I32, 1), *to = device_typed(v, DTYPE_F64, 1);
     struct error err;
-    v->k->cast(v->ks, DTYPE_F64, &x, DTYPE_I32, &i, 1);
+    v->k->cast(v->ks, DTYPE_F64, to, DTYPE_I32, from, 1);
     assert_int_equal(v->k->stream_sync(v->ks, &err), ERR_INTERNAL);
     assert_non_null(strstr(err.message, "I32"));
 }
@@ -215,8 +265,7 @@ static void run_loops(int threads, float *out, int64_t n_out)
     float *S = device_poison(v, T), *sum = device_poison(v, T * W), *n = device_poison(v, T * W),
           *dgain = grad_zero(v, W);
     float *k_row = device_poison(v, T), *o = device_poison(v, T * 64), *lse = device_poison(v, T);
-    double *acc = device_bytes(v, 16);
-    acc[0] = acc[1] = 0;
+    double *acc = device_doubles(v, 2, (const double[2]){0, 0});
     k->residual_gain(ks, T, W, dx, dy, dg, sum, n, S);
     k->latent_backward(ks, T, W, W, LATENT_SILU, sum, S, dx, k_row);
     k->gain_backward(ks, T, W, sum, dg, dr, k_row, dx, true, n, dgain);
@@ -322,6 +371,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stream_arguments),
         cmocka_unit_test(test_tables_are_complete),
+        cmocka_unit_test(test_copies),
         cmocka_unit_test(test_cast),
         cmocka_unit_test(test_bad_cast),
         cmocka_unit_test(test_exponential),
