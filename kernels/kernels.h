@@ -92,7 +92,9 @@ struct adamw {
 /* Latents that take in those of the block before: `rows` latents of which this rank has w of r columns, row i being
  * branch i % branches. With u the sum of both, mean and variance over all r columns of a row:
  *   xhat = (u - mean) / sqrt(variance + eps),  v = gain * xhat + bias,  z = activation(v).
- * gain and bias are act [branches, w]; sums [rows, 2] stat = sum of u and of u^2, over the group when w < r. */
+ * gain and bias are act [branches, w]. sums [rows, 2] stat is what cross_sum leaves the others to take mean and
+ * variance from. w < r: the sums of u and of u^2, over the group. w == r: up to the backend, since nobody adds them up;
+ * not the same sums in fp32, whose difference is off by 1 + mean^2/variance roundings. */
 struct crossing {
     int64_t rows, w, r;
     int branches;

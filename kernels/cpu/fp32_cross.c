@@ -7,18 +7,13 @@ static int64_t rows_of(const struct crossing *c)
     return fp32_rows(c->w * c->branches) * c->branches;
 }
 
-static float inverse(int64_t n)
-{
-    return (float)(1 / (double)n);
-}
-
 void fp32_cross_sum(struct kstream *ks, const struct crossing *c, const void *Y, const void *G, int64_t ldg,
                     const void *bias, void *u, void *sums)
 {
     int64_t step = rows_of(c), w = c->w;
 #pragma omp parallel for num_threads(ks->threads) schedule(static) if (ks->threads > 1 && c->rows > step)
     for (int64_t i = 0; i < c->rows; i += step)
-        ks->loops->cross_sum(fp32_min(step, c->rows - i), c->branches, w, (const float *)Y + i * w,
+        ks->loops->cross_sum(fp32_min(step, c->rows - i), c->branches, w, c->r, (const float *)Y + i * w,
                              (const float *)G + i * ldg, ldg, bias, (float *)u + i * w,
                              sums ? (float *)sums + 2 * i : NULL);
 }
@@ -29,7 +24,7 @@ void fp32_cross_forward(struct kstream *ks, const struct crossing *c, const void
     int64_t step = rows_of(c), w = c->w;
 #pragma omp parallel for num_threads(ks->threads) schedule(static) if (ks->threads > 1 && c->rows > step)
     for (int64_t i = 0; i < c->rows; i += step)
-        ks->loops->cross_forward(fp32_min(step, c->rows - i), c->branches, w, inverse(c->r), (float)c->eps,
+        ks->loops->cross_forward(fp32_min(step, c->rows - i), c->branches, w, c->r, (float)c->eps,
                                  c->act == LATENT_SILU, (const float *)u + i * w, (const float *)sums + 2 * i, gain,
                                  bias, (float *)z + i * w);
 }
@@ -43,8 +38,7 @@ static void columns(struct kstream *ks, const struct crossing *c, const void *u,
     for (int64_t k = 0; k < c->branches * strips; k++) {
         int64_t begin = k % strips * GAIN_COLUMNS;
         ks->loops->cross_columns(c->rows, c->branches, (int)(k / strips), c->w, begin,
-                                 fp32_min(begin + GAIN_COLUMNS, c->w), inverse(c->r), (float)c->eps, u, sums, x, total,
-                                 along);
+                                 fp32_min(begin + GAIN_COLUMNS, c->w), c->r, (float)c->eps, u, sums, x, total, along);
     }
 }
 
@@ -54,7 +48,7 @@ void fp32_cross_backward_sums(struct kstream *ks, const struct crossing *c, cons
     int64_t step = rows_of(c), w = c->w;
 #pragma omp parallel for num_threads(ks->threads) schedule(static) if (ks->threads > 1 && c->rows > step)
     for (int64_t i = 0; i < c->rows; i += step)
-        ks->loops->cross_backward_sums(fp32_min(step, c->rows - i), c->branches, w, inverse(c->r), (float)c->eps,
+        ks->loops->cross_backward_sums(fp32_min(step, c->rows - i), c->branches, w, c->r, (float)c->eps,
                                        c->act == LATENT_SILU, (const float *)u + i * w, (const float *)sums + 2 * i,
                                        gain, bias, (float *)dz + i * w, (float *)back + 2 * i);
     columns(ks, c, u, sums, dz, dbias, dgain);
@@ -66,7 +60,7 @@ void fp32_cross_backward(struct kstream *ks, const struct crossing *c, const voi
     int64_t step = rows_of(c), w = c->w;
 #pragma omp parallel for num_threads(ks->threads) schedule(static) if (ks->threads > 1 && c->rows > step)
     for (int64_t i = 0; i < c->rows; i += step)
-        ks->loops->cross_backward(fp32_min(step, c->rows - i), c->branches, w, inverse(c->r), (float)c->eps,
+        ks->loops->cross_backward(fp32_min(step, c->rows - i), c->branches, w, c->r, (float)c->eps,
                                   (const float *)u + i * w, (const float *)sums + 2 * i, gain,
                                   (const float *)back + 2 * i, (float *)dv + i * w);
     if (dbias)

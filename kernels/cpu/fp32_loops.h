@@ -44,18 +44,17 @@ struct fp32_loops {
                             float *k);
 
     /* Crossing latents: rows of w columns out of r, the first of branch 0. */
-    void (*cross_sum)(int64_t rows, int branches, int64_t w, const float *Y, const float *G, int64_t ldg,
+    void (*cross_sum)(int64_t rows, int branches, int64_t w, int64_t r, const float *Y, const float *G, int64_t ldg,
                       const float *bias, float *u, float *sums);
-    void (*cross_forward)(int64_t rows, int branches, int64_t w, float inv_r, float eps, bool silu, const float *u,
+    void (*cross_forward)(int64_t rows, int branches, int64_t w, int64_t r, float eps, bool silu, const float *u,
                           const float *sums, const float *gain, const float *bias, float *z);
-    void (*cross_backward_sums)(int64_t rows, int branches, int64_t w, float inv_r, float eps, bool silu,
-                                const float *u, const float *sums, const float *gain, const float *bias, float *dz,
-                                float *back);
-    void (*cross_backward)(int64_t rows, int branches, int64_t w, float inv_r, float eps, const float *u,
+    void (*cross_backward_sums)(int64_t rows, int branches, int64_t w, int64_t r, float eps, bool silu, const float *u,
+                                const float *sums, const float *gain, const float *bias, float *dz, float *back);
+    void (*cross_backward)(int64_t rows, int branches, int64_t w, int64_t r, float eps, const float *u,
                            const float *sums, const float *gain, const float *back, float *dv);
     /* Columns [begin, end) of one branch, at most GAIN_COLUMNS, over all rows: total += sum of x, and unless u is
      * NULL along += sum of x * xhat. */
-    void (*cross_columns)(int64_t rows, int branches, int branch, int64_t w, int64_t begin, int64_t end, float inv_r,
+    void (*cross_columns)(int64_t rows, int branches, int branch, int64_t w, int64_t begin, int64_t end, int64_t r,
                           float eps, const float *u, const float *sums, const float *x, float *total, float *along);
 
     /* One token row: all heads, with the cos and sin [e/2] of its position. */

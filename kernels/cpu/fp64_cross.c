@@ -9,8 +9,22 @@ struct row_norm {
 static struct row_norm norm_of(const struct crossing *c, const void *sums, int64_t i)
 {
     const double *s = (const double *)sums + 2 * i;
-    double mean = s[0] / (double)c->r, variance = s[1] / (double)c->r - mean * mean;
+    bool whole = c->w == c->r;
+    double mean = whole ? s[0] : s[0] / (double)c->r, variance = whole ? s[1] : s[1] / (double)c->r - mean * mean;
     return (struct row_norm){mean, 1 / sqrt((variance > 0 ? variance : 0) + c->eps)};
+}
+
+/* Of a whole row mean and variance, in two passes; of a cut one what ranks can add. */
+static void sums_of(const struct crossing *c, const double *u, double *sums)
+{
+    double sum = 0, squares = 0;
+    for (int64_t j = 0; j < c->w; j++)
+        sum += u[j];
+    double shift = c->w == c->r ? sum / (double)c->r : 0;
+    for (int64_t j = 0; j < c->w; j++)
+        squares += (u[j] - shift) * (u[j] - shift);
+    sums[0] = c->w == c->r ? shift : sum;
+    sums[1] = c->w == c->r ? squares / (double)c->r : squares;
 }
 
 static double sigma(double y)
@@ -23,19 +37,14 @@ void fp64_cross_sum(struct kstream *ks, const struct crossing *c, const void *Y,
 {
     (void)ks;
     for (int64_t i = 0; i < c->rows; i++) {
-        double sum = 0, squares = 0;
         for (int64_t j = 0; j < c->w; j++) {
             double value = ((const double *)Y)[i * c->w + j] + ((const double *)G)[i * ldg + j];
             if (bias)
                 value += ((const double *)bias)[i % c->branches * c->w + j];
             ((double *)u)[i * c->w + j] = value;
-            sum += value;
-            squares += value * value;
         }
-        if (sums) {
-            ((double *)sums)[2 * i] = sum;
-            ((double *)sums)[2 * i + 1] = squares;
-        }
+        if (sums)
+            sums_of(c, (const double *)u + i * c->w, (double *)sums + 2 * i);
     }
 }
 

@@ -38,7 +38,7 @@ enum plan_buffer {
     BUF_P_O,
     BUF_P_GU,
     BUF_P_DOWN,
-    BUF_SUM_QKV, /* [T, c, 2] stat: sum of u, of u^2 */
+    BUF_SUM_QKV, /* [T, c, 2] stat: `sums` of struct crossing */
     BUF_SUM_O,
     BUF_SUM_GU,
     BUF_SUM_DOWN,

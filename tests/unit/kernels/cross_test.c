@@ -195,6 +195,30 @@ static void test_formulas(void **state)
     each_variant(formulas);
 }
 
+/* Whole rows whose mean is OFFSET spreads from zero. u is rounded to OFFSET units, and so is what is taken off it; a
+ * variance that is a difference of sums would be off by OFFSET^2. */
+static void far_from_zero(struct variant *v)
+{
+    enum { OFFSET = 200 };
+    for (int s = 1; s < SHAPES; s++) {
+        struct host h = random_host(v, &shapes[s]);
+        int64_t n = h.rows * h.r;
+        for (int64_t i = 0; i < n; i++) /* one of both has the offset: exact in every type */
+            h.Y[i] = OFFSET, h.G[i] *= 2;
+        struct want w = reference(v, &h);
+        struct got g = run(v, &h, 1);
+        close_to(v, "z", n, g.z, w.z, 4 * OFFSET * (v->u + v->store));
+        close_to(v, "du", n, g.du, w.du, 16 * OFFSET * (v->u + v->store));
+        forget(v);
+    }
+}
+
+static void test_far_from_zero(void **state)
+{
+    (void)state;
+    each_variant(far_from_zero);
+}
+
 /* u without sums leaves what was reduced as it is. */
 static void without_sums(struct variant *v)
 {
@@ -263,6 +287,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_formulas),
+        cmocka_unit_test(test_far_from_zero),
         cmocka_unit_test(test_without_sums),
         cmocka_unit_test(test_differences),
     };

@@ -105,8 +105,12 @@ static struct tiny config(int way, bool fp64)
     c.way = tiny_ways[way];
     c.fp64 = fp64;
     c.d = 32, c.f = 48, c.r = 8, c.h = 8, c.hk = way & 1 ? 4 : 8, c.V = 40, c.s = 16, c.micro = 2, c.global = 4;
+    c.lr = 1e-2;
     c.tied = c.mlp_silu = way & 1;
-    c.lr = c.way.factorization == LAX ? 3e-3 : 1e-2;
+    if (c.way.factorization == LAX) { /* a LayerNorm of few columns divides by what may be little by chance */
+        c.r = 16;
+        c.lr = 3e-3;
+    }
     return c;
 }
 
@@ -131,8 +135,7 @@ static void fp64_any_degree(void **state)
                 norm = fmax(norm, relative(many.norm[s], one.norm[s]));
             }
             print_message("fp64 %s tp %d: loss %.1e, gradient norm %.1e\n", c.way.name, tp, loss, norm);
-            /* LAX is more sensitive: a LayerNorm divides by the spread of latents that start small. */
-            assert_true(loss < (c.way.factorization == LAX ? 1e-8 : 1e-10));
+            assert_true(loss < 1e-10);
             assert_true(norm < 1e-6);
         }
     }
@@ -174,7 +177,7 @@ static void fp32_any_degree(void **state)
                           c.way.name, tp, worst_early, plain, worst_norm, worst_ratio, gap);
             assert_true(worst_early < 1e-6);
             assert_true(worst_norm < 1e-6);
-            assert_true(worst_ratio < (plain == 2 ? 10 : 20));
+            assert_true(worst_ratio < 10);
         }
     }
 }
