@@ -74,9 +74,11 @@ int block_forward(struct engine *e, int64_t i, struct error *err)
 {
     void *x1 = engine_buffer(e, BUF_X1, i), *y = engine_buffer(e, BUF_Y, 0);
     bool first = i == e->stage.layer0; /* the embedding or the stage before has put x1 there */
+    engine_range(e, "forward of block %lld", (long long)i);
     int rc = body(e, i, first ? x1 : engine_buffer(e, BUF_X2, i - 1), first ? NULL : y, false, err);
     if (!rc)
         rc = e->strategy->output(e, SITE_DOWN, i, engine_buffer(e, BUF_PROD, i), y, err);
+    engine_range_end(e);
     return rc;
 }
 
@@ -124,10 +126,12 @@ static int reforward(struct engine *e, int64_t i, struct error *err)
 
 int block_backward(struct engine *e, int64_t i, struct error *err)
 {
+    engine_range(e, "backward of block %lld", (long long)i);
     int rc = reforward(e, i, err);
     if (!rc)
         rc = mlp_backward(e, i, err);
     if (!rc)
         rc = attention_backward(e, i, err);
+    engine_range_end(e);
     return rc;
 }

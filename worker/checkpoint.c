@@ -14,7 +14,14 @@
 #include "worker/safetensors.h"
 #include "worker/shard_writer.h"
 
-enum { KINDS = 3, NAME_MAX_BYTES = PLAN_NAME_MAX + 2, META_VALUE = 128, FIXED_META = 16, IMAGE_ALIGN = 4096 };
+enum {
+    KINDS = 3,
+    NAME_MAX_BYTES = PLAN_NAME_MAX + 2,
+    META_VALUE = 128,
+    FIXED_META = 16,
+    IMAGE_ALIGN = 4096,
+    CHOICES_ROOM = 64 << 10, /* in the header, of a backend that makes choices */
+};
 
 static const enum state_kind state_kinds[KINDS] = {STATE_WEIGHT, STATE_MOMENT1, STATE_MOMENT2};
 static const char *const state_suffix[KINDS] = {"", ".m", ".v"};
@@ -38,10 +45,12 @@ struct checkpoint {
     struct safetensors_entry *entries; /* [n * KINDS] */
     char (*names)[NAME_MAX_BYTES];
     struct meta_list meta;
+    struct buffer choices; /* of the kernels, as text */
     struct buffer header;
     size_t header_bytes; /* room kept for the header at the front of the image */
     size_t data_bytes;
-    char *image; /* the file as it will be */
+    char *image;            /* the file as it will be, in memory that copies from the device want */
+    struct kstream *copies; /* into it; the writer's while it is busy. NULL: they are done when it is handed over */
 };
 
 static void shard_file_name(char out[64], int rank, int world)
@@ -131,6 +140,24 @@ static void fill_meta(struct checkpoint *c, const struct run_position *at)
     }
 }
 
+/* What the kernels chose so far goes along, unless there is more of it than room: a run goes on without them. */
+static bool add_choices(struct checkpoint *c)
+{
+    const struct kernels *k = engine_kernels(c->engine);
+    struct error err;
+    buffer_clear(&c->choices);
+    if (!k->choices_save || k->choices_save(engine_stream(c->engine), &c->choices, &err) || !c->choices.len)
+        return false;
+    c->meta.items[c->meta.n++] = (struct safetensors_meta){"choices", (const char *)c->choices.data};
+    return true;
+}
+
+static int make_header(struct checkpoint *c, size_t bytes, struct error *err)
+{
+    buffer_clear(&c->header);
+    return safetensors_header(&c->header, c->entries, c->n * KINDS, c->meta.items, c->meta.n, bytes, err);
+}
+
 /* ---- opening ---------------------------------------------------------------------- */
 
 static int list_tensors(struct checkpoint *c, struct error *err)
@@ -169,15 +196,16 @@ static int allocate_image(struct checkpoint *c, struct error *err)
     const double wide = -1.2345678901234567e-300;
     struct run_position longest = {
         INT64_MIN, wide, INT64_MIN, INT64_MIN, INT64_MIN, INT64_MIN, {0, INT64_MIN, wide, wide, wide, wide}};
+    const struct kernels *k = engine_kernels(c->engine);
     fill_meta(c, &longest);
-    int rc = safetensors_header(&c->header, c->entries, c->n * KINDS, c->meta.items, c->meta.n, 0, err);
+    int rc = make_header(c, 0, err);
     if (rc)
         return rc;
-    c->header_bytes = c->header.len;
+    c->header_bytes = c->header.len + (k->choices_save ? CHOICES_ROOM : 0);
     size_t size = (c->header_bytes + c->data_bytes + IMAGE_ALIGN - 1) / IMAGE_ALIGN * IMAGE_ALIGN;
-    c->image = aligned_alloc(IMAGE_ALIGN, size);
+    c->image = k->host_alloc(size, err);
     if (!c->image)
-        return error_set(err, ERR_NOMEM, "no memory for the host copy of a checkpoint shard (%zu bytes)", size);
+        return error_context(err, "no memory for the host copy of a checkpoint shard (%zu bytes)", size);
     memset(c->image, 0, size); /* its pages are ours before the first step */
     return ERR_OK;
 }
@@ -193,6 +221,7 @@ int checkpoint_open(const Boost__AttemptStart *start, const struct plan *plan, s
     c->engine = engine;
     c->rank = rank;
     buffer_init(&c->header, SAFETENSORS_MAX_HEADER);
+    buffer_init(&c->choices, CHOICES_ROOM);
     char records[PATH_MAX];
     int rc = list_tensors(c, err);
     if (!rc)
@@ -216,11 +245,13 @@ void checkpoint_close(struct checkpoint *c)
         return;
     shard_writer_destroy(c->writer);
     buffer_free(&c->header);
+    buffer_free(&c->choices);
     meta_free(&c->meta);
     free(c->index);
     free(c->entries);
     free(c->names);
-    free(c->image);
+    if (c->image)
+        engine_kernels(c->engine)->host_release(c->image);
     free(c);
 }
 
@@ -258,11 +289,16 @@ static bool finite_f64(const uint64_t *x, size_t n)
     return !any;
 }
 
-/* Finite gradients can still bring a weight or a moment out of range. A state that no training can go on from must
+/* The copies are made meanwhile; then the image is complete.
+ *
+ * Finite gradients can still bring a weight or a moment out of range. A state that no training can go on from must
  * not become the newest checkpoint, which makes retention delete those that are good. */
-static int check_finite(const void *arg, struct error *err)
+static int check_image(const void *arg, struct error *err)
 {
     const struct checkpoint *c = arg;
+    int rc = c->copies ? engine_kernels(c->engine)->stream_sync(c->copies, err) : ERR_OK;
+    if (rc)
+        return error_context(err, "cannot copy the state");
     for (size_t i = 0; i < c->n * KINDS; i++) {
         const struct safetensors_entry *e = &c->entries[i];
         const void *at = c->image + c->header_bytes + e->begin;
@@ -280,7 +316,7 @@ int checkpoint_snapshot(struct checkpoint *c, const struct run_position *at, str
     struct shard_job job = {.step = at->step,
                             .data = c->image,
                             .size = c->header_bytes + c->data_bytes,
-                            .check = check_finite,
+                            .check = check_image,
                             .check_arg = c};
     shard_file_name(job.file, c->rank, c->plan->world);
     int used = snprintf(job.dir, sizeof job.dir, "%s/step-%" PRId64 ".a%d", c->start->checkpoint_dir, at->step,
@@ -292,8 +328,12 @@ int checkpoint_snapshot(struct checkpoint *c, const struct run_position *at, str
     /* The writer reads the image: it must be done with the last one. Its outcome has been told in its record. */
     (void)shard_writer_wait(c->writer, NULL);
     fill_meta(c, at);
-    buffer_clear(&c->header);
-    int rc = safetensors_header(&c->header, c->entries, c->n * KINDS, c->meta.items, c->meta.n, c->header_bytes, err);
+    bool choices = add_choices(c);
+    int rc = make_header(c, c->header_bytes, err);
+    if (!rc && choices && c->header.len > c->header_bytes) {
+        c->meta.n--;
+        rc = make_header(c, c->header_bytes, err);
+    }
     if (rc)
         return rc;
     if (c->header.len != c->header_bytes)
@@ -301,14 +341,21 @@ int checkpoint_snapshot(struct checkpoint *c, const struct run_position *at, str
                          c->header_bytes);
     memcpy(c->image, c->header.data, c->header.len);
     const struct kernels *k = engine_kernels(c->engine);
-    struct kstream *ks = engine_stream(c->engine);
+    struct kstream *ks;
+    rc = engine_copies_begin(c->engine, &ks, err);
+    if (rc)
+        return rc;
     for (size_t i = 0; i < c->n * KINDS; i++) {
         struct state_tensor t;
         engine_tensor(c->engine, c->index[i / KINDS], state_kinds[i % KINDS], &t);
         const struct safetensors_entry *e = &c->entries[i];
         k->download(ks, c->image + c->header_bytes + e->begin, t.own, e->end - e->begin);
     }
-    rc = k->stream_sync(ks, err);
+    engine_copies_end(c->engine);
+    bool beside = ks != engine_stream(c->engine);
+    c->copies = beside ? ks : NULL;
+    if (!beside)
+        rc = k->stream_sync(ks, err);
     if (!rc)
         shard_writer_start(c->writer, &job);
     return rc;
@@ -652,6 +699,26 @@ static int restore_tensors(struct restoring *r, const struct safetensors_file *o
     return rc;
 }
 
+/* The choices with which the run went on until here. Made elsewhere they mean nothing, and the model goes on with the
+ * device's own: the same numbers up to rounding. */
+static int restore_choices(struct restoring *r, const struct safetensors_file *own, struct error *err)
+{
+    const struct kernels *k = engine_kernels(r->engine);
+    const char *text = safetensors_meta(own, "choices");
+    struct error why = {.code = ERR_OK};
+    if (!k->choices_load)
+        return ERR_OK;
+    int rc = text ? k->choices_load(engine_stream(r->engine), text, strlen(text), &why)
+                  : error_set(&why, ERR_UNSUPPORTED, "the checkpoint holds no choices of algorithms");
+    if (rc == ERR_UNSUPPORTED) {
+        engine_tell(r->engine, "computes on another device or library: same model, other last bits (%s)", why.message);
+        return ERR_OK;
+    }
+    if (rc && err)
+        *err = why;
+    return rc;
+}
+
 int checkpoint_restore(const char *dir, const struct plan *plan, struct engine *engine, int rank,
                        struct rank_status *status, struct run_position *at, struct error *err)
 {
@@ -662,6 +729,8 @@ int checkpoint_restore(const char *dir, const struct plan *plan, struct engine *
         rc = read_position(&own, plan, at, err);
     if (!rc)
         rc = restore_tensors(&r, &own, err);
+    if (!rc)
+        rc = restore_choices(&r, &own, err);
     if (!rc)
         rc = engine_set_adam_t(engine, at->adam_t, err);
     if (!rc)

@@ -15,7 +15,7 @@ int data_parallel_prepare(struct engine *e, struct error *err)
     e->bucket_count = plan_buckets(p, &e->stage, element, e->buckets);
     if (p->dp > 1) {
         e->bucket_calls = calloc((size_t)e->bucket_count, sizeof *e->bucket_calls);
-        int rc = e->bucket_calls ? overlap_create(e->bucket_count, &e->sums, err)
+        int rc = e->bucket_calls ? overlap_create(e->k, e->ks, e->bucket_count, &e->sums, err)
                                  : error_set(err, ERR_NOMEM, "no memory for %lld buckets", (long long)e->bucket_count);
         if (rc)
             return rc;

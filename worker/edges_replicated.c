@@ -26,12 +26,15 @@ int replicated_head_gather(struct engine *e, struct error *err)
     return ERR_OK;
 }
 
+void replicated_head_input_gradient(struct engine *e, const struct rows *r)
+{
+    int64_t d = e->plan->d, columns = e->plan->V_pad / e->plan->tp;
+    struct gemm input = {.m = r->count, .n = d, .k = columns, .lda = columns, .ldb = d, .ldc = d, .batch = 1};
+    e->k->gemm(e->ks, &input, engine_buffer(e, BUF_LOGITS, 0), e->head.weight,
+               act_at(e, engine_buffer(e, BUF_DN, 0), r->first * d));
+}
+
 int replicated_head_scatter(struct engine *e, struct error *err)
 {
-    const struct plan *p = e->plan;
-    void *dn = engine_buffer(e, BUF_DN, 0);
-    int64_t columns = p->V_pad / p->tp;
-    struct gemm input = {.m = p->T, .n = p->d, .k = columns, .lda = columns, .ldb = p->d, .ldc = p->d, .batch = 1};
-    e->k->gemm(e->ks, &input, engine_buffer(e, BUF_LOGITS, 0), e->head.weight, dn);
-    return reduce_act(e, dn, p->T * p->d, "head input gradient", err);
+    return reduce_act(e, engine_buffer(e, BUF_DN, 0), e->plan->T * e->plan->d, "head input gradient", err);
 }

@@ -53,12 +53,12 @@ int sharded_head_gather(struct engine *e, struct error *err)
 }
 
 /* Part i holds columns [i w, (i + 1) w) of the input's gradient: what rank i keeps of the sum. */
-int sharded_head_scatter(struct engine *e, struct error *err)
+void sharded_head_input_gradient(struct engine *e, const struct rows *r)
 {
     const struct plan *p = e->plan;
     int64_t columns = p->V_pad / p->tp;
-    void *dn = engine_buffer(e, BUF_DN, 0), *parts = exchange(e, dn);
-    struct gemm input = {.m = p->T,
+    void *parts = exchange(e, engine_buffer(e, BUF_DN, 0));
+    struct gemm input = {.m = r->count,
                          .n = e->w.x,
                          .k = columns,
                          .lda = columns,
@@ -67,6 +67,13 @@ int sharded_head_scatter(struct engine *e, struct error *err)
                          .batch = p->tp,
                          .stride_b = e->w.x,
                          .stride_c = p->T * e->w.x};
-    e->k->gemm(e->ks, &input, engine_buffer(e, BUF_LOGITS, 0), e->head.weight, parts);
+    e->k->gemm(e->ks, &input, engine_buffer(e, BUF_LOGITS, 0), e->head.weight,
+               act_at(e, parts, r->first * e->w.x));
+}
+
+int sharded_head_scatter(struct engine *e, struct error *err)
+{
+    const struct plan *p = e->plan;
+    void *dn = engine_buffer(e, BUF_DN, 0), *parts = exchange(e, dn);
     return comm_reduce_scatter(&e->comms->tp, e->ks, parts, dn, p->T * e->w.x, e->k->act, "head input gradient", err);
 }

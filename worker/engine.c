@@ -1,5 +1,7 @@
 /* engine.h: making an engine, its memory and its state. The step is in step.c. */
 #include <assert.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,6 +29,24 @@ struct param param_at(const struct engine *e, const struct param *p, int64_t ele
 void engine_set_pass(struct engine *e, enum comm_pass pass)
 {
     comms_set_pass(e->comms, pass);
+}
+
+void engine_range(const struct engine *e, const char *fmt, ...)
+{
+    char name[64];
+    va_list args;
+    if (!e->k->range_begin)
+        return;
+    va_start(args, fmt);
+    vsnprintf(name, sizeof name, fmt, args);
+    va_end(args);
+    e->k->range_begin(name);
+}
+
+void engine_range_end(const struct engine *e)
+{
+    if (e->k->range_end)
+        e->k->range_end();
 }
 
 static const struct strategy *find_strategy(const struct plan *p)
@@ -90,6 +110,29 @@ static void bind_parameters(struct engine *e)
         e->head = e->embedding;
 }
 
+/* Of every kernel that may come to run: AUTO's library may turn out not to be right here. */
+static int64_t attention_workspace(const struct engine *e)
+{
+    size_t most = 0;
+    bool automatic = !e->plan->attention_own && !e->plan->attention_cudnn;
+    struct attention a = e->attention;
+    for (int own = 0; own < 2; own++)
+        for (int backward = 0; backward < 2; backward++) {
+            a.own = own;
+            size_t bytes = automatic || a.own == e->attention.own ? e->k->attention_workspace(&a, backward) : 0;
+            most = bytes > most ? bytes : most;
+        }
+    return (int64_t)most;
+}
+
+static int64_t scratch(const struct engine *e)
+{
+    struct plan_largest l;
+    plan_largest(e->plan, &l);
+    struct scratch_shape shape = {.T = l.T, .width = l.width, .vocab = l.vocab};
+    return e->k->scratch_bytes ? (int64_t)e->k->scratch_bytes(&shape) : 0;
+}
+
 static void describe(struct engine *e)
 {
     const struct plan *p = e->plan;
@@ -103,13 +146,15 @@ static void describe(struct engine *e)
                                       .ldq = e->w.out[PROJ_Q],
                                       .ldk = e->w.out[PROJ_K],
                                       .ldv = e->w.out[PROJ_V],
-                                      .ldo = e->w.out[PROJ_Q]};
-    size_t forward = e->k->attention_workspace(&e->attention, false);
-    size_t backward = e->k->attention_workspace(&e->attention, true);
+                                      .ldo = e->w.out[PROJ_Q],
+                                      .own = p->attention_own,
+                                      .accumulate = !p->deterministic};
+    e->head_rows = plan_head_rows(p);
     e->backend = (struct plan_backend){.act = e->k->act,
                                        .stat = e->k->stat,
                                        .grad = e->k->grad,
-                                       .attention_workspace = (int64_t)(forward > backward ? forward : backward)};
+                                       .attention_workspace = attention_workspace(e),
+                                       .scratch = scratch(e)};
     plan_arena(p, e->stage.index, &e->backend, &e->places);
 }
 
@@ -131,6 +176,99 @@ static int check_groups(const struct plan *plan, struct comms *comms, int rank, 
     return ERR_OK;
 }
 
+/* ---- making it ---- */
+
+static int make_tensors(struct engine *e, struct error *err)
+{
+    e->tensor_count = e->stage.tensors;
+    e->tensors = calloc((size_t)e->tensor_count, sizeof *e->tensors);
+    e->layers = calloc((size_t)e->plan->L, sizeof *e->layers);
+    if (!e->tensors || !e->layers)
+        return error_set(err, ERR_NOMEM, "no memory for %lld tensor records", (long long)e->tensor_count);
+    for (int64_t i = 0; i < e->tensor_count; i++)
+        plan_stage_tensor_at(e->plan, &e->stage, e->rank, i, &e->tensors[i]);
+    return ERR_OK;
+}
+
+/* What would not fit, and which of it a job can do without. `err` holds the allocator's words, which say what is free.
+ */
+static int too_large(const struct engine *e, const struct plan_memory *m, struct error *err)
+{
+    static const char *const recompute[] = {
+        [BOOST__RECOMPUTE__VALUE__NONE] = "NONE",
+        [BOOST__RECOMPUTE__VALUE__LOW_RANK] = "LOW_RANK",
+        [BOOST__RECOMPUTE__VALUE__LAYER] = "LAYER",
+    };
+    const struct plan *p = e->plan;
+    char hint[sizeof err->hint] = "";
+    size_t used = 0;
+    long long mib[MEM_COUNT];
+    for (int i = 0; i < MEM_COUNT; i++)
+        mib[i] = (long long)(m->bytes[i] >> 20);
+    error_context(err,
+                  "rank %d wants %lld MiB of its device: weights %lld, master weights %lld, gradients %lld, moments "
+                  "%lld, saved activations %lld (recompute %s), scratch %lld, head %lld",
+                  e->rank, (long long)(m->total >> 20), mib[MEM_WEIGHTS], mib[MEM_MASTER], mib[MEM_GRADS],
+                  mib[MEM_MOMENTS], mib[MEM_SAVED], recompute[p->recompute], mib[MEM_SCRATCH], mib[MEM_HEAD]);
+    const struct {
+        bool helps;
+        const char *what;
+    } mends[] = {
+        {p->micro_batch > 1, "lower parallel.micro_batch"},
+        {p->recompute == BOOST__RECOMPUTE__VALUE__NONE, "set parallel.recompute"},
+        {true, "raise parallel.tp"},
+        {p->dp > 1 && !p->zero, "set parallel.zero: 1"},
+    };
+    for (size_t i = 0; i < sizeof mends / sizeof *mends; i++)
+        if (mends[i].helps && used < sizeof hint)
+            used += (size_t)snprintf(hint + used, sizeof hint - used, "%s%s", used ? ", or " : "", mends[i].what);
+    error_hint(err, "%s", hint);
+    return ERR_NOMEM;
+}
+
+static int make_memory(struct engine *e, struct error *err)
+{
+    const struct kernels *k = e->k;
+    struct plan_memory memory;
+    plan_stage_memory(e->plan, e->stage.index, &e->backend, &memory);
+    assert(memory.total == e->places.total);
+    e->arena = k->alloc((size_t)memory.total, err);
+    if (!e->arena)
+        return too_large(e, &memory, err);
+    k->zero(e->ks, e->arena, (size_t)memory.total);
+    if (k->set_scratch)
+        k->set_scratch(e->ks, engine_buffer(e, BUF_SCRATCH, 0), (size_t)e->backend.scratch);
+    size_t tokens = (size_t)(2 * e->plan->accumulation * e->plan->T) * sizeof e->host->tokens[0];
+    e->host = k->host_alloc(sizeof *e->host + tokens, err);
+    if (!e->host)
+        return error_context(err, "for the tokens of a step");
+    memset(e->host, 0, sizeof *e->host + tokens);
+    e->block = engine_buffer(e, BUF_BLOCK, 0);
+    return ERR_OK;
+}
+
+/* A library's attention is only used where it gives what the own kernel gives. */
+static int check_attention(struct engine *e, struct error *err)
+{
+    const struct kernels *k = e->k;
+    struct error why = {.code = ERR_OK};
+    if (e->attention.own)
+        return ERR_OK;
+    int rc = k->attention_check
+                 ? k->attention_check(e->ks, &e->attention, engine_buffer(e, BUF_ATTENTION, 0), &why)
+                 : error_set(&why, ERR_UNSUPPORTED, "the kernels %s have no library's attention", k->name);
+    if (rc && e->plan->attention_cudnn) {
+        *err = why;
+        error_context(err, "parallel.attention: CUDNN");
+        return err->hint[0] ? rc : (error_hint(err, "set parallel.attention: OWN, or leave it out"), rc);
+    }
+    if (rc) {
+        e->attention.own = true;
+        engine_tell(e, "attention by the own kernel: %s", why.message);
+    }
+    return ERR_OK;
+}
+
 int engine_create(const struct plan *plan, const struct kernels *k, struct comms *comms, int rank, int threads,
                   struct engine **out, struct error *err)
 {
@@ -143,43 +281,32 @@ int engine_create(const struct plan *plan, const struct kernels *k, struct comms
     e->strategy = find_strategy(plan);
     e->rows = (struct rows){0, plan->T};
     e->optimizer = find_optimizer(plan);
+    e->captures = k->capture_begin != NULL;
+    e->gradients = (struct sequence){.what = "the micro-batches of a step, launched at once", .body = step_gradients};
+    e->updating = (struct sequence){.what = "the update, launched at once", .body = step_update};
     rc = check_groups(plan, comms, rank, err);
     if (rc)
         goto out;
     plan_stage_at(plan, plan_pp_rank(plan, rank), &e->stage);
     describe(e);
-    e->tensor_count = e->stage.tensors;
-    e->tensors = calloc((size_t)e->tensor_count, sizeof *e->tensors);
-    e->layers = calloc((size_t)plan->L, sizeof *e->layers);
-    if (!e->tensors || !e->layers) {
-        rc = error_set(err, ERR_NOMEM, "no memory for %lld tensor records", (long long)e->tensor_count);
-        goto out;
-    }
-    for (int64_t i = 0; i < e->tensor_count; i++)
-        plan_stage_tensor_at(plan, &e->stage, rank, i, &e->tensors[i]);
-    rc = data_parallel_prepare(e, err);
+    rc = make_tensors(e, err);
+    if (!rc)
+        rc = k->stream_create(threads, &e->ks, err);
+    if (!rc)
+        rc = data_parallel_prepare(e, err);
+    if (!rc)
+        rc = optimizer_prepare(e, err);
+    if (!rc)
+        rc = make_memory(e, err);
     if (rc)
         goto out;
-
-    struct plan_memory memory;
-    plan_stage_memory(plan, e->stage.index, &e->backend, &memory);
-    assert(memory.total == e->places.total);
-    rc = k->stream_create(threads, &e->ks, err);
-    if (rc)
-        goto out;
-    e->arena = k->alloc((size_t)memory.total, err);
-    if (!e->arena) {
-        rc = ERR_NOMEM;
-        goto out;
-    }
-    k->zero(e->ks, e->arena, (size_t)memory.total);
     bind_parameters(e);
     if (plan->overlap)
-        rc = overlap_create(PLAN_SLICES * PROJ_COUNT, &e->overlap, err);
-    if (rc)
-        goto out;
-    e->block = engine_buffer(e, BUF_BLOCK, 0);
-    rc = k->stream_sync(e->ks, err);
+        rc = overlap_create(k, e->ks, PLAN_SLICES * PROJ_COUNT, &e->overlap, err);
+    if (!rc)
+        rc = check_attention(e, err);
+    if (!rc)
+        rc = k->stream_sync(e->ks, err);
 out:
     if (rc) {
         engine_destroy(e);
@@ -193,14 +320,22 @@ void engine_destroy(struct engine *e)
 {
     if (!e)
         return;
+    sequence_destroy(e, &e->gradients);
+    sequence_destroy(e, &e->updating);
     overlap_destroy(e->overlap);
     overlap_destroy(e->sums);
+    if (e->copies)
+        e->k->stream_destroy(e->copies);
     if (e->arena)
         e->k->release(e->arena);
+    if (e->host)
+        e->k->host_release(e->host);
     if (e->ks)
         e->k->stream_destroy(e->ks);
     free(e->tensors);
     free(e->owned);
+    free(e->updates);
+    free(e->squares);
     free(e->buckets);
     free(e->bucket_calls);
     free(e->layers);
@@ -260,15 +395,57 @@ void engine_watch(struct engine *e, void (*watch)(void *arg, const char *doing),
 
 double engine_adam_t(struct engine *e)
 {
-    e->k->download(e->ks, &e->host.adam_t, &e->block->adam_t, sizeof e->host.adam_t);
-    return e->k->stream_sync(e->ks, NULL) ? 0 : e->host.adam_t;
+    e->k->download(e->ks, &e->host->adam_t, &e->block->adam_t, sizeof e->host->adam_t);
+    return e->k->stream_sync(e->ks, NULL) ? 0 : e->host->adam_t;
 }
 
 int engine_set_adam_t(struct engine *e, double t, struct error *err)
 {
-    e->host.adam_t = t;
-    e->k->upload(e->ks, &e->block->adam_t, &e->host.adam_t, sizeof e->host.adam_t);
+    e->host->adam_t = t;
+    e->k->upload(e->ks, &e->block->adam_t, &e->host->adam_t, sizeof e->host->adam_t);
     return e->k->stream_sync(e->ks, err);
+}
+
+int engine_copies_begin(struct engine *e, struct kstream **out, struct error *err)
+{
+    *out = e->ks;
+    if (!e->k->stream_beside)
+        return ERR_OK;
+    int rc = e->copies ? ERR_OK : e->k->stream_beside(e->ks, &e->copies, err);
+    if (rc)
+        return rc;
+    e->k->mark(e->ks, MARK_STATE);
+    e->k->await(e->copies, e->ks, MARK_STATE);
+    *out = e->copies;
+    return ERR_OK;
+}
+
+void engine_copies_end(struct engine *e)
+{
+    e->copying = e->copies != NULL;
+    if (e->copying)
+        e->k->mark(e->copies, MARK_COPIED);
+}
+
+void engine_set_capture(struct engine *e, bool on)
+{
+    e->captures = on && e->k->capture_begin;
+}
+
+void engine_tell(struct engine *e, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(e->note, sizeof e->note, fmt, args);
+    va_end(args);
+    e->noted = true;
+}
+
+const char *engine_note(struct engine *e)
+{
+    bool news = e->noted;
+    e->noted = false;
+    return news ? e->note : NULL;
 }
 
 const struct kernels *engine_kernels(const struct engine *e)

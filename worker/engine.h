@@ -17,10 +17,18 @@ struct engine;
 /* The groups that the ranks of a plan form. */
 struct comm_layout engine_layout(const struct plan *plan);
 
-/* plan, kernels and comms stay the caller's and outlive the engine. Allocates the arena (plan_memory). */
+/* plan, kernels and comms stay the caller's and outlive the engine. Allocates the arena (plan_memory); ERR_NOMEM says
+ * what it would hold. Checks the attention that the plan asks for. */
 MUST_USE int engine_create(const struct plan *plan, const struct kernels *k, struct comms *comms, int rank, int threads,
                            struct engine **out, struct error *err);
+/* Behind whoever was handed its streams. */
 void engine_destroy(struct engine *e);
+/* What there is to tell the log since the last call (NULL: nothing); the engine's until then. */
+const char *engine_note(struct engine *e);
+void engine_tell(struct engine *e, const char *fmt, ...) PRINTF_LIKE(2, 3);
+/* Whether steps are captured and launched as a whole, where the backend can: the first step runs plainly, the second
+ * is captured. On unless this says otherwise, before the first step. */
+void engine_set_capture(struct engine *e, bool on);
 
 /* Initial weights: each tensor from (seed, name) alone, so that every layout starts from the same model. */
 MUST_USE int engine_init_weights(struct engine *e, struct error *err);
@@ -43,11 +51,13 @@ struct step_result {
     bool stop, checkpoint, busy; /* agreed by all ranks */
 };
 /* Forward and backward of plan->accumulation micro-batches, agreement, update. `progress` (may be
- * NULL) is called after each micro-batch; in a pipeline after its forward and after its backward. */
+ * NULL) is called after each micro-batch; in a pipeline after its forward and after its backward; in a captured step
+ * once its micro-batches and once its update are launched. The micro-batches are copied before anything is enqueued. */
 MUST_USE int engine_step(struct engine *e, const struct micro_batch *micro, const struct step_request *request,
                          struct step_result *result, void (*progress)(void *arg), void *arg, struct error *err);
 
-/* Before each forward and backward `watch` gets a text such as "backward of micro-batch 2 of 8 in stage 1 of 4". */
+/* Before each forward and backward `watch` gets a text such as "backward of micro-batch 2 of 8 in stage 1 of 4"; before
+ * a captured sequence is launched, what it is. */
 void engine_watch(struct engine *e, void (*watch)(void *arg, const char *doing), void *arg);
 
 /* Loss sum and token count of one micro-batch without gradients: the same on every tp rank of the last
@@ -83,6 +93,13 @@ void engine_tensor(const struct engine *e, int64_t i, enum state_kind kind, stru
 MUST_USE int engine_weights_changed(struct engine *e, struct error *err);
 double engine_adam_t(struct engine *e);
 MUST_USE int engine_set_adam_t(struct engine *e, double t, struct error *err);
+
+/* Copies of the state that steps may go on beside. Downloads enqueued on *out between the two copy the state as it is
+ * now, and the next update waits for them. *out is the engine's own stream where the backend has no other; else
+ * one that belongs to whoever called, and its thread, until the next engine_copies_begin() or engine_destroy(), either
+ * only when what was enqueued is done. */
+MUST_USE int engine_copies_begin(struct engine *e, struct kstream **out, struct error *err);
+void engine_copies_end(struct engine *e);
 
 const struct kernels *engine_kernels(const struct engine *e);
 struct kstream *engine_stream(const struct engine *e);

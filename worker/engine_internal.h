@@ -46,8 +46,10 @@ struct strategy {
     /* Tokens to BUF_X1 of layer 0; BUF_DX to the table's gradient. */
     int (*embed_forward)(struct engine *e, struct error *err);
     int (*embed_backward)(struct engine *e, struct error *err);
-    /* From BUF_NF to head_input(), [T, d]; from the logits' gradient to BUF_DN. */
+    /* From BUF_NF to head_input(), [T, d]. Backward: the product of these rows' logits' gradients (BUF_LOGITS) with the
+     * head, and once all rows have it, its sum over ranks in BUF_DN. */
     int (*head_gather)(struct engine *e, struct error *err);
+    void (*head_input_gradient)(struct engine *e, const struct rows *r);
     int (*head_scatter)(struct engine *e, struct error *err);
 
     /* ---- the linear layers of a site: x its input, y its branches' outputs one after the other ---- */
@@ -62,6 +64,31 @@ struct strategy {
     int (*settle)(struct engine *e, enum plan_site site, int64_t layer, struct error *err);
 };
 extern const struct strategy strategy_full, strategy_vanilla, strategy_btp;
+
+/* Slices that follow one another in the buffers and are treated alike: elements [at, at + count) of weights and
+ * gradients, which begin at `state` in moments and separate masters. */
+struct span {
+    int64_t at, state, count;
+    bool decay;
+};
+
+/* A part of the step that can be captured (sequence.c). */
+struct sequence {
+    const char *what; /* for who watches */
+    int (*body)(struct engine *e, struct error *err);
+    bool ran;
+    struct kgraph *graph;          /* NULL: not captured */
+    struct comm_counters counters; /* of one launch */
+};
+
+/* Host ends of a step's transfers, in memory that a transfer needs no host for. */
+struct host_side {
+    double votes[AGREE_BUSY - AGREE_STOP + 1];
+    double lr, adam_t;
+    struct step_block block;
+    double eval[2];
+    int32_t tokens[]; /* of each micro-batch of a step: inputs [T], targets [T] */
+};
 
 /* What this replica owns of a tensor: elements [first, first + count) of its slice, which under zero 1 begin
  * at `state` in the buffers that are cut over dp. */
@@ -86,15 +113,18 @@ struct engine {
     const struct plan_cut *cut;
     struct plan_widths w; /* on this rank */
     struct attention attention;
+    int64_t head_rows;                      /* whose logits are kept at a time */
     struct rows rows;                       /* at work in the linear layers: all, or a slice of them */
     struct overlap *overlap;                /* NULL: all-reduces are waited for at once */
     int64_t calls[PLAN_SLICES][PROJ_COUNT]; /* of it, by slice and bundle; at most one of each under way */
     bool begun;                             /* sums of the latest latents, by calls or done; false: they were kept */
 
     int64_t tensor_count;
-    struct plan_tensor *tensors; /* of the stage, canonical order */
-    struct owned *owned;         /* [tensor_count] */
-    struct layer *layers;        /* [L], this stage's are filled in */
+    struct plan_tensor *tensors;    /* of the stage, canonical order */
+    struct owned *owned;            /* [tensor_count] */
+    struct span *updates, *squares; /* what this replica updates; what it counts in the gradient norm */
+    int64_t update_count, square_count;
+    struct layer *layers; /* [L], this stage's are filled in */
     int64_t bucket_count, next_bucket;
     struct plan_bucket *buckets; /* of gradients, in the order of the backward */
     struct overlap *sums;        /* of the buckets, under the rest of the backward; NULL: dp = 1 */
@@ -103,15 +133,23 @@ struct engine {
     int64_t vocab_first, vocab_rows; /* valid vocabulary rows of the head on this rank */
 
     struct step_block *block; /* device */
+    struct host_side *host;
+    bool captures, capturing;            /* steps are to be; something is at this moment: nothing runs then */
+    struct sequence gradients, updating; /* a step in two parts: the state may be copied until the second */
+    struct kstream *copies;              /* copies of the state beside the steps; NULL: none yet, or not beside */
+    bool copying;                        /* the next update is to wait for them */
     void (*watch)(void *arg, const char *doing);
     void *watch_arg;
-    struct { /* host ends of the transfers of a step */
-        double votes[AGREE_BUSY - AGREE_STOP + 1];
-        double lr, adam_t;
-        struct step_block block;
-        double eval[2];
-    } host;
+    void (*progress)(void *arg); /* of the step under way */
+    void *progress_arg;
+    char note[512];
+    bool noted; /* note is news */
 };
+
+/* Slots of the engine's stream. */
+enum { MARK_STATE = OVERLAP_MARK + 1 };
+/* And of `copies`. */
+enum { MARK_COPIED };
 
 /* ---- memory (engine.c) ---- */
 
@@ -123,6 +161,24 @@ void *act_at(const struct engine *e, const void *base, int64_t elements);
 struct param param_at(const struct engine *e, const struct param *p, int64_t elements);
 /* What the collectives that follow are counted as. */
 void engine_set_pass(struct engine *e, enum comm_pass pass);
+/* A range for profilers. */
+void engine_range(const struct engine *e, const char *fmt, ...) PRINTF_LIKE(2, 3);
+void engine_range_end(const struct engine *e);
+
+/* ---- captured sequences (sequence.c) ---- */
+
+/* Runs the body, or launches what it was: the first time it runs, so that all that is made on the way exists; the
+ * second time it is captured. The host's part of every call is the same, so the counters are too. */
+int sequence_run(struct engine *e, struct sequence *s, struct error *err);
+void sequence_destroy(struct engine *e, struct sequence *s);
+/* The two of a step (step.c). */
+int step_gradients(struct engine *e, struct error *err);
+int step_update(struct engine *e, struct error *err);
+
+/* ---- runs of tensors (optimizer.c) ---- */
+
+/* Fills in e->updates and e->squares. */
+int optimizer_prepare(struct engine *e, struct error *err);
 
 /* ---- a block (block.c) ---- */
 
@@ -134,22 +190,27 @@ int block_backward(struct engine *e, int64_t layer, struct error *err);
 
 /* ---- the ends of the network (edges.c; the strategies' parts in edges_sharded.c, edges_replicated.c) ---- */
 
-/* Last norm and head: logits in BUF_LOGITS. */
+/* The last norm, and its output at head_input(). */
 int head_forward(struct engine *e, struct error *err);
-int head_backward(struct engine *e, struct error *err);
-/* Adds loss sum and token count to sum[0], sum[1] (NULL: this rank does not report them);
- * gradient: turns the logits into their gradients. */
+/* Logits of these rows, in BUF_LOGITS. */
+void head_logits(struct engine *e, const struct rows *r);
+/* Of all rows, chunk by chunk. Adds loss sum and token count to sum[0], sum[1] (NULL: this rank does not report them);
+ * gradient: adds the head's gradient, and prepares head_backward(). */
 int head_loss(struct engine *e, double *sum, bool gradient, struct error *err);
+/* From there to BUF_DX. */
+int head_backward(struct engine *e, struct error *err);
 /* The last norm's output over all of d, [T, d]. */
 void *head_input(const struct engine *e);
 
 int sharded_embed_forward(struct engine *e, struct error *err);
 int sharded_embed_backward(struct engine *e, struct error *err);
 int sharded_head_gather(struct engine *e, struct error *err);
+void sharded_head_input_gradient(struct engine *e, const struct rows *r);
 int sharded_head_scatter(struct engine *e, struct error *err);
 int replicated_embed_forward(struct engine *e, struct error *err);
 int replicated_embed_backward(struct engine *e, struct error *err);
 int replicated_head_gather(struct engine *e, struct error *err);
+void replicated_head_input_gradient(struct engine *e, const struct rows *r);
 int replicated_head_scatter(struct engine *e, struct error *err);
 
 /* ---- norms (norm.c) ---- */

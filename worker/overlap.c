@@ -13,6 +13,8 @@ struct entry {
 };
 
 struct overlap {
+    const struct kernels *k;
+    struct kstream *beside; /* NULL: the thread */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -22,14 +24,15 @@ struct overlap {
     struct entry entries[];
 };
 
-static int make(struct entry *x)
+static int make(struct entry *x, struct kstream *ks)
 {
     const struct overlap_call *call = &x->call;
     if (call->kind == COMM_REDUCE_SCATTER)
-        return comm_reduce_scatter(&x->comm, call->ks, call->data, call->out, call->chunk, call->dtype, call->what,
-                                   &x->err);
-    return comm_all_reduce(&x->comm, call->ks, call->segments, call->n, COMM_SUM, call->what, &x->err);
+        return comm_reduce_scatter(&x->comm, ks, call->data, call->out, call->chunk, call->dtype, call->what, &x->err);
+    return comm_all_reduce(&x->comm, ks, call->segments, call->n, COMM_SUM, call->what, &x->err);
 }
+
+/* ---- on a thread ---- */
 
 static void *work(void *arg)
 {
@@ -42,7 +45,7 @@ static void *work(void *arg)
             break;
         struct entry *x = &o->entries[o->done % o->capacity];
         pthread_mutex_unlock(&o->lock);
-        x->rc = make(x);
+        x->rc = make(x, x->call.ks);
         pthread_mutex_lock(&o->lock);
         o->done++;
         pthread_cond_broadcast(&o->changed);
@@ -51,29 +54,19 @@ static void *work(void *arg)
     return NULL;
 }
 
-int overlap_create(int64_t capacity, struct overlap **out, struct error *err)
+static int start_thread(struct overlap *o, struct error *err)
 {
-    *out = NULL;
-    struct overlap *o = calloc(1, sizeof *o + (size_t)capacity * sizeof o->entries[0]);
-    if (!o)
-        return error_set(err, ERR_NOMEM, "no memory for a queue of %lld overlapped collectives", (long long)capacity);
-    o->capacity = capacity;
     pthread_mutex_init(&o->lock, NULL);
     pthread_cond_init(&o->changed, NULL);
-    if (pthread_create(&o->thread, NULL, work, o)) {
-        pthread_cond_destroy(&o->changed);
-        pthread_mutex_destroy(&o->lock);
-        free(o);
-        return error_set(err, ERR_NOMEM, "no thread for overlapped collectives");
-    }
-    *out = o;
-    return ERR_OK;
+    if (!pthread_create(&o->thread, NULL, work, o))
+        return ERR_OK;
+    pthread_cond_destroy(&o->changed);
+    pthread_mutex_destroy(&o->lock);
+    return error_set(err, ERR_NOMEM, "no thread for overlapped collectives");
 }
 
-void overlap_destroy(struct overlap *o)
+static void stop_thread(struct overlap *o)
 {
-    if (!o)
-        return;
     pthread_mutex_lock(&o->lock);
     o->stop = true;
     pthread_cond_broadcast(&o->changed);
@@ -81,21 +74,83 @@ void overlap_destroy(struct overlap *o)
     pthread_join(o->thread, NULL);
     pthread_cond_destroy(&o->changed);
     pthread_mutex_destroy(&o->lock);
+}
+
+static void queue(struct overlap *o)
+{
+    pthread_mutex_lock(&o->lock);
+    assert(o->begun - o->done < o->capacity);
+    o->begun++;
+    pthread_cond_broadcast(&o->changed);
+    pthread_mutex_unlock(&o->lock);
+}
+
+static void wait_for_thread(struct overlap *o, int64_t number)
+{
+    pthread_mutex_lock(&o->lock);
+    while (o->done <= number)
+        pthread_cond_wait(&o->changed, &o->lock);
+    pthread_mutex_unlock(&o->lock);
+}
+
+/* ---- on a stream ---- */
+
+/* Its calls are in order, so a slot that a later one has marked again is waited for longer, never too briefly. */
+static int slot_of(int64_t number)
+{
+    return (int)(number % KSTREAM_MARKS);
+}
+
+static void enqueue(struct overlap *o, struct entry *x)
+{
+    o->k->mark(x->call.ks, OVERLAP_MARK);
+    o->k->await(o->beside, x->call.ks, OVERLAP_MARK);
+    x->rc = make(x, o->beside);
+    o->k->mark(o->beside, slot_of(o->begun));
+    o->done = ++o->begun;
+}
+
+/* ---- either ---- */
+
+int overlap_create(const struct kernels *k, struct kstream *ks, int64_t capacity, struct overlap **out,
+                   struct error *err)
+{
+    *out = NULL;
+    struct overlap *o = calloc(1, sizeof *o + (size_t)capacity * sizeof o->entries[0]);
+    if (!o)
+        return error_set(err, ERR_NOMEM, "no memory for a queue of %lld overlapped collectives", (long long)capacity);
+    o->k = k;
+    o->capacity = capacity;
+    int rc = k->stream_beside ? k->stream_beside(ks, &o->beside, err) : start_thread(o, err);
+    if (rc)
+        free(o);
+    else
+        *out = o;
+    return rc;
+}
+
+void overlap_destroy(struct overlap *o)
+{
+    if (!o)
+        return;
+    if (o->beside)
+        o->k->stream_destroy(o->beside);
+    else
+        stop_thread(o);
     free(o);
 }
 
 int64_t overlap_begin(struct overlap *o, const struct overlap_call *call)
 {
     assert(call->kind == COMM_REDUCE_SCATTER || (call->kind == COMM_ALL_REDUCE && call->n <= OVERLAP_SEGMENTS));
-    pthread_mutex_lock(&o->lock);
     int64_t number = o->begun;
-    assert(number - o->done < o->capacity);
     struct entry *x = &o->entries[number % o->capacity];
     *x = (struct entry){.call = *call, .comm = *call->comm};
     x->comm.note = NULL; /* the page is written by the rank's thread alone, in overlap_wait() */
-    o->begun++;
-    pthread_cond_broadcast(&o->changed);
-    pthread_mutex_unlock(&o->lock);
+    if (o->beside)
+        enqueue(o, x);
+    else
+        queue(o);
     return number;
 }
 
@@ -104,12 +159,11 @@ int overlap_wait(struct overlap *o, int64_t number, struct error *err)
     const struct entry *x = &o->entries[number % o->capacity];
     if (x->call.comm->note)
         x->call.comm->note(x->call.comm->note_arg, x->call.what);
-    pthread_mutex_lock(&o->lock);
-    while (o->done <= number)
-        pthread_cond_wait(&o->changed, &o->lock);
-    int rc = x->rc;
-    if (rc && err)
+    if (o->beside)
+        o->k->await(x->call.ks, o->beside, slot_of(number));
+    else
+        wait_for_thread(o, number);
+    if (x->rc && err)
         *err = x->err;
-    pthread_mutex_unlock(&o->lock);
-    return rc;
+    return x->rc;
 }

@@ -21,6 +21,24 @@ static bool plain(const char *s)
     return true;
 }
 
+/* As a JSON string; false for what is not ASCII. */
+static bool put_text(struct buffer *out, const char *s)
+{
+    buffer_append_str(out, "\"");
+    for (const char *end = s; *s; s = end) {
+        while (*end && *end != '"' && *end != '\\' && *end >= ' ' && *end <= '~')
+            end++;
+        buffer_append(out, s, (size_t)(end - s));
+        if (!*end)
+            break;
+        if ((unsigned char)*end > '~')
+            return false;
+        buffer_printf(out, "\\u%04x", (unsigned)*end++);
+    }
+    buffer_append_str(out, "\"");
+    return true;
+}
+
 static void put_u64(uint8_t *p, uint64_t v)
 {
     for (int i = 0; i < 8; i++)
@@ -51,9 +69,11 @@ int safetensors_header(struct buffer *out, const struct safetensors_entry *entri
     buffer_append(out, length, sizeof length);
     buffer_append_str(out, "{\"__metadata__\":{");
     for (size_t i = 0; i < n_meta; i++) {
-        if (!plain(meta[i].key) || !plain(meta[i].value))
+        if (!plain(meta[i].key))
             return error_set(err, ERR_INVALID, "safetensors metadata '%s' is not plain text", meta[i].key);
-        buffer_printf(out, "%s\"%s\":\"%s\"", i ? "," : "", meta[i].key, meta[i].value);
+        buffer_printf(out, "%s\"%s\":", i ? "," : "", meta[i].key);
+        if (!put_text(out, meta[i].value))
+            return error_set(err, ERR_INVALID, "safetensors metadata '%s' is not ASCII", meta[i].key);
     }
     buffer_append_str(out, "}");
     for (size_t i = 0; i < n; i++) {

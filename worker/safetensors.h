@@ -31,8 +31,8 @@ struct safetensors_meta {
 };
 
 /* Appends length prefix and header, padded with spaces so that together they are a multiple of
- * SAFETENSORS_ALIGN and at least `min_bytes`. Names, keys and values are printable ASCII without
- * quote and backslash (ERR_INVALID). Offsets are the caller's. */
+ * SAFETENSORS_ALIGN and at least `min_bytes`. Names and keys are printable ASCII without quote and backslash, values
+ * any ASCII (ERR_INVALID). Offsets are the caller's. */
 MUST_USE int safetensors_header(struct buffer *out, const struct safetensors_entry *entries, size_t n,
                                 const struct safetensors_meta *meta, size_t n_meta, size_t min_bytes,
                                 struct error *err);

@@ -176,6 +176,7 @@ const struct strategy strategy_btp = {
     .embed_forward = sharded_embed_forward,
     .embed_backward = sharded_embed_backward,
     .head_gather = sharded_head_gather,
+    .head_input_gradient = sharded_head_input_gradient,
     .head_scatter = sharded_head_scatter,
     .latent = latent,
     .output = output,

@@ -40,6 +40,7 @@ const struct strategy strategy_full = {
     .embed_forward = replicated_embed_forward,
     .embed_backward = replicated_embed_backward,
     .head_gather = replicated_head_gather,
+    .head_input_gradient = replicated_head_input_gradient,
     .head_scatter = replicated_head_scatter,
     .latent = latent,
     .output = output,

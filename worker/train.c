@@ -4,6 +4,8 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "proto/base/clock.h"
 #include "worker/agreement.h"
@@ -29,6 +31,7 @@ struct run {
 
 static int prepare(struct run *r, struct error *err);
 static void tell_files(const struct run *r);
+static void tell_note(const struct run *r);
 static int start_weights(struct run *r, struct error *err);
 static int one_step(struct run *r, struct error *err);
 static int evaluate(struct run *r, struct error *err);
@@ -77,12 +80,24 @@ static int prepare(struct run *r, struct error *err)
     tell_files(r);
     report_doing(report, "making the engine");
     rc = engine_create(t->plan, t->kernels, t->comms, t->rank, t->start->threads_per_rank, &r->engine, err);
-    if (!rc)
+    if (!rc) {
+        const char *graphs = getenv("BOOST_CUDA_GRAPHS"); /* to look for a fault step by step */
+        engine_set_capture(r->engine, !graphs || strcmp(graphs, "0"));
         engine_watch(r->engine, show_work, report);
+        tell_note(r);
+    }
     if (!rc)
         rc = checkpoint_open(t->start, t->plan, r->engine, t->rank, report->status, &r->checkpoint, err);
     report_progress(report);
     return rc;
+}
+
+/* What the engine has to say of this rank's device. */
+static void tell_note(const struct run *r)
+{
+    const char *note = engine_note(r->engine);
+    if (note)
+        report_line(r->t->report, "rank %d: %s", r->t->rank, note);
 }
 
 static void tell_files(const struct run *r)
@@ -107,6 +122,7 @@ static int start_weights(struct run *r, struct error *err)
             rc = error_set(err, ERR_CORRUPT, "resume: checkpoint %s is of step %" PRId64 ", not %" PRId64, resume->path,
                            r->at.step, resume->step);
         r->saved_step = r->at.step;
+        tell_note(r);
     } else {
         report_doing(report, "drawing the initial weights");
         rc = engine_init_weights(r->engine, err);
@@ -261,8 +277,7 @@ static void tell(struct run *r, const struct step_result *result, double lr, con
                     n, loss, z, mean, first, last);
     if (result->skipped)
         report_line(t->report,
-                    "step %" PRId64 ": update skipped, %s (samples %" PRId64 " to %" PRId64 "); %" PRId64
-                    " in a row",
+                    "step %" PRId64 ": update skipped, %s (samples %" PRId64 " to %" PRId64 "); %" PRId64 " in a row",
                     n, why_skipped(result), first, last, r->at.skipped_run);
 }
 

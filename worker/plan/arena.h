@@ -69,6 +69,7 @@ enum plan_buffer {
     BUF_TENSOR,   /* LAX: [3, T, r] of a TENSOR gate: input, between, output */
     BUF_EXCHANGE, /* [t, T, d/t] hidden shards on their way; absent where none travel */
     BUF_ATTENTION,
+    BUF_SCRATCH, /* the backend's own; absent where it wants none */
     BUF_BLOCK,   /* struct step_block, PLAN_BLOCK_BYTES */
     BUF_EVAL,    /* loss sum and tokens of an evaluation, fp64 */
     BUF_INPUTS,  /* [T] i32 */
@@ -78,9 +79,9 @@ enum plan_buffer {
     BUF_RF,     /* [T] stat S, then R */
     BUF_NF,     /* [T, x] its output */
     BUF_NFULL,  /* [T, d]; absent where NF is it */
-    BUF_LOGITS, /* [T, V_pad/t] */
-    BUF_MAX,    /* [T] stat */
-    BUF_SUMS,   /* [T, 3] stat */
+    BUF_LOGITS, /* [rows, V_pad/t] of plan_head_rows() */
+    BUF_MAX,    /* [rows] stat */
+    BUF_SUMS,   /* [rows, 3] stat */
     BUF_C,      /* [T] stat */
     BUF_COUNT,
 };

@@ -178,6 +178,7 @@ static void size_scratch(struct sizing *z)
     put(z, BUF_DLATENT, MEM_SCRATCH, rows_of(z, 3 * z->w.latent, z->b->act));
     put(z, BUF_K, MEM_SCRATCH, rows_of(z, 1, z->b->stat));
     put(z, BUF_ATTENTION, MEM_SCRATCH, z->b->attention_workspace);
+    put(z, BUF_SCRATCH, MEM_SCRATCH, z->b->scratch);
     put(z, BUF_BLOCK, MEM_SCRATCH, PLAN_BLOCK_BYTES);
     put(z, BUF_EVAL, MEM_SCRATCH, PLAN_ALIGN);
     put(z, BUF_INPUTS, MEM_SCRATCH, rows_of(z, 1, DTYPE_I32));
@@ -188,15 +189,16 @@ static void size_edges(struct sizing *z)
 {
     const struct plan *p = z->p;
     enum dtype act = z->b->act, stat = z->b->stat;
+    int64_t rows = plan_head_rows(p);
     put(z, BUF_XF, MEM_HEAD, rows_of(z, z->w.x, act));
     if (!z->stage.last)
         return;
     put(z, BUF_RF, MEM_HEAD, rows_of(z, 1, stat));
     put(z, BUF_NF, MEM_HEAD, rows_of(z, z->w.x, act));
     put(z, BUF_NFULL, MEM_HEAD, z->w.x < p->d ? rows_of(z, p->d, act) : 0);
-    put(z, BUF_LOGITS, MEM_HEAD, rows_of(z, p->V_pad / p->tp, act));
-    put(z, BUF_MAX, MEM_HEAD, rows_of(z, 1, stat));
-    put(z, BUF_SUMS, MEM_HEAD, rows_of(z, 3, stat));
+    put(z, BUF_LOGITS, MEM_HEAD, mul(mul(rows, p->V_pad / p->tp), (int64_t)dtype_size(act)));
+    put(z, BUF_MAX, MEM_HEAD, mul(rows, (int64_t)dtype_size(stat)));
+    put(z, BUF_SUMS, MEM_HEAD, mul(3 * rows, (int64_t)dtype_size(stat)));
     put(z, BUF_C, MEM_HEAD, rows_of(z, 1, stat));
 }
 
@@ -220,52 +222,6 @@ void plan_arena(const struct plan *p, int stage, const struct plan_backend *b, s
         at->stride = at->copies > 1 ? aligned(at->bytes) : 0;
         out->total = add(out->total, mul(aligned(at->bytes), at->copies));
     }
-}
-
-int64_t plan_cuda_attention(const struct plan_attention *a)
-{
-    enum { TILE = 128 };
-    const int64_t slack = 16 << 20, limit = (int64_t)2 << 30;
-    int64_t all = mul(a->b, mul(a->h, a->s)), rows = aligned(mul(all, 4));
-    if (a->own)
-        return rows;
-    int64_t padded = a->s > INT64_MAX - TILE ? INT64_MAX : round_up(a->s, TILE), heads = mul(a->h, padded);
-    int64_t scores = a->accumulate ? 0 : mul(2, mul(heads, padded));
-    int64_t shared = a->h == a->hk ? 0 : mul(4, mul(heads, a->e));
-    int64_t sums = a->accumulate ? aligned(mul(mul(all, a->e), 4)) : 0;
-    int64_t sequence = aligned(add(scores, shared)), together = a->accumulate ? a->b : limit / sequence;
-    together = larger(1, together < a->b ? together : a->b);
-    return add(add(rows, sums), add(mul(together, sequence), slack));
-}
-
-/* The CPU's attention runs at most 64 pairs of sequence and key-value head at once, each with two
- * tiles of 64 rows of scores. BF16 works on one sequence at a time, on fp32 copies of q, k, v, o and their
- * gradients. */
-static int64_t cpu_attention(const struct plan *p, const struct plan_widths *w, enum dtype t)
-{
-    enum { PAIRS = 64, TILE_ROWS = 64 };
-    bool bf16 = p->precision == BOOST__PRECISION__VALUE__BF16;
-    int64_t pairs = mul(bf16 ? 1 : p->micro_batch, w->kv_heads);
-    int64_t tiles = mul((pairs < PAIRS ? pairs : PAIRS) * 2 * TILE_ROWS, p->s + 1);
-    int64_t copies = bf16 ? mul(p->s, 4 * mul(w->heads + w->kv_heads, p->e)) : 0;
-    return mul(add(tiles, copies), (int64_t)dtype_size(t));
-}
-
-void plan_backend_estimate(const struct plan *p, struct plan_backend *out)
-{
-    bool bf16 = p->precision == BOOST__PRECISION__VALUE__BF16;
-    enum dtype t = p->precision == BOOST__PRECISION__VALUE__FP64 ? DTYPE_F64 : DTYPE_F32;
-    *out = (struct plan_backend){.act = bf16 ? DTYPE_BF16 : t, .stat = t, .grad = t};
-    struct plan_widths w;
-    plan_widths(p, &w);
-    const struct plan_attention cuda = {.b = p->micro_batch,
-                                        .s = p->s,
-                                        .h = w.heads,
-                                        .hk = w.kv_heads,
-                                        .e = p->e,
-                                        .own = p->attention_own,
-                                        .accumulate = !p->deterministic};
-    out->attention_workspace = p->cuda ? plan_cuda_attention(&cuda) : cpu_attention(p, &w, t);
 }
 
 void plan_stage_memory(const struct plan *p, int stage, const struct plan_backend *b, struct plan_memory *out)

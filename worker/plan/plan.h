@@ -54,9 +54,11 @@ struct plan {
     int zero;             /* 1: moments and master weights are cut over dp */
     int64_t bucket_bytes; /* of gradients, dp > 1 */
     Boost__Precision__Value precision;
-    bool cuda;
-    bool attention_own; /* CUDA: the own kernel whatever cuDNN can */
-    bool deterministic; /* steps repeat bit for bit */
+    bool cuda;            /* the resolved device; else the CPU */
+    bool attention_own;   /* CUDA: the own kernel whatever cuDNN can */
+    bool attention_cudnn; /* CUDA: cuDNN or nothing; neither: cuDNN where it is right, else the own */
+    bool deterministic;   /* steps repeat bit for bit */
+    int64_t head_bytes;   /* the head works on as many rows at a time as have this many bytes of logits; 0: on all */
     uint64_t init_seed, data_seed;
     double beta1, beta2, eps, weight_decay, grad_clip;
     bool decay_embeddings;
@@ -103,6 +105,9 @@ void plan_widths(const struct plan *p, struct plan_widths *out);
 /* Rows of the first of two slices, whole sequences where there is more than one; all rows without overlap. */
 enum { PLAN_SLICES = 2 };
 int64_t plan_first_slice(const struct plan *p);
+/* Rows of the micro-batch whose logits are kept at a time, a divisor of T: all of them unless head_bytes bounds them. The
+ * head and its loss go through the micro-batch in T / rows chunks. */
+int64_t plan_head_rows(const struct plan *p);
 /* The dense layer that a projection stands for, uncut: [out, in]. */
 int64_t plan_in_width(const struct plan *p, enum plan_projection projection);
 int64_t plan_out_width(const struct plan *p, enum plan_projection projection);
@@ -246,8 +251,16 @@ struct plan_memory {
 /* What the figure depends on of a backend (kernels/kernels.h has the same words). */
 struct plan_backend {
     enum dtype act, stat, grad;
-    int64_t attention_workspace; /* bytes, the larger of forward and backward */
+    int64_t attention_workspace; /* bytes, the most of forward and backward and of every kernel that may be chosen */
+    int64_t scratch;             /* bytes that operations want between their own launches; 0: none */
 };
+/* The largest shapes that operations with a scratch see on a rank. */
+struct plan_largest {
+    int64_t T;     /* rows */
+    int64_t width; /* columns whose sums over rows or along them are taken: of the residual stream, of latents */
+    int64_t vocab; /* rows of an embedding table */
+};
+void plan_largest(const struct plan *p, struct plan_largest *out);
 /* Of the backend of the plan's device and precision, for who has no kernels to ask. */
 void plan_backend_estimate(const struct plan *p, struct plan_backend *out);
 /* attention_workspace of the CUDA backend for b sequences; kernels/cuda/attention_size.h has the reasons and the same

@@ -44,11 +44,13 @@ static void resolve_fields(Boost__JobSpec *s)
     RESOLVE(par, overlap, BOOST__SWITCH__VALUE__AUTO, BOOST__SWITCH__VALUE__OFF);
 
     RESOLVE(s->data, format, BOOST__FORMAT__VALUE__AUTO, spec_format(s->data));
-    RESOLVE(s->run, precision, BOOST__PRECISION__VALUE__AUTO, BOOST__PRECISION__VALUE__FP32);
 
     Boost__Resources *res = s->resources;
     RESOLVE(res, device, BOOST__DEVICE__VALUE__AUTO, BOOST__DEVICE__VALUE__CPU);
-    if (res->device == BOOST__DEVICE__VALUE__CPU) /* on CUDA, AUTO is settled where cuDNN can be tried */
+    bool cuda = res->device == BOOST__DEVICE__VALUE__CUDA;
+    RESOLVE(s->run, precision, BOOST__PRECISION__VALUE__AUTO,
+            cuda ? BOOST__PRECISION__VALUE__BF16 : BOOST__PRECISION__VALUE__FP32);
+    if (!cuda) /* on CUDA, AUTO is settled where cuDNN can be tried */
         RESOLVE(par, attention, BOOST__ATTENTION__VALUE__AUTO, BOOST__ATTENTION__VALUE__OWN);
     if (!res->has_min_nodes)
         SET(res, min_nodes, res->nodes);
@@ -207,6 +209,7 @@ int plan_make(const Boost__JobSpec *resolved, struct plan *out, struct error *er
         .precision = run->precision,
         .cuda = resolved->resources && resolved->resources->device == BOOST__DEVICE__VALUE__CUDA,
         .attention_own = par->attention == BOOST__ATTENTION__VALUE__OWN,
+        .attention_cudnn = par->attention == BOOST__ATTENTION__VALUE__CUDNN,
         .deterministic = par->deterministic,
         .init_seed = (uint64_t)run->seed,
         .data_seed = (uint64_t)data->seed,
@@ -221,5 +224,7 @@ int plan_make(const Boost__JobSpec *resolved, struct plan *out, struct error *er
     out->V_pad = round_up(out->V, (int64_t)VOCAB_MULTIPLE * out->tp);
     out->accumulation = out->global_batch / (out->micro_batch * out->dp);
     out->T = out->micro_batch * out->s;
+    enum { HEAD_BYTES = 128 << 20 }; /* 2048 rows of 32k columns in bf16: more would not make the products faster */
+    out->head_bytes = out->cuda ? HEAD_BYTES : 0;
     return ERR_OK;
 }

@@ -3,6 +3,7 @@
 #ifndef BOOST_TESTS_WORKER_DRY_H
 #define BOOST_TESTS_WORKER_DRY_H
 
+#include <stdlib.h>
 #include <sys/mman.h>
 
 #include "worker/engine.h"
@@ -45,6 +46,17 @@ static void *dry_alloc(size_t bytes, struct error *err)
 static void dry_release(void *p)
 {
     munmap(p, dry_bytes);
+}
+static void *dry_host_alloc(size_t bytes, struct error *err)
+{
+    void *p = calloc(1, bytes);
+    if (!p)
+        error_set(err, ERR_NOMEM, "no memory of %zu bytes", bytes);
+    return p;
+}
+static void dry_host_release(void *p)
+{
+    free(p);
 }
 static size_t dry_attention_workspace(const struct attention *a, bool backward)
 {
@@ -166,6 +178,8 @@ static inline const struct kernels *dry_kernels(void)
         ROW(gemm_seconds),
         ROW(alloc),
         ROW(release),
+        ROW(host_alloc),
+        ROW(host_release),
         ROW(upload),
         ROW(download),
         ROW(zero),
@@ -231,12 +245,14 @@ static inline int dry_step(const struct plan *p, struct comm_counters *out, stru
     struct engine *e;
     dry_comms(p, 0, &comms);
     int rc = engine_create(p, dry_kernels(), &comms, 0, 1, &e, err);
-    struct micro_batch micro[1] = {{NULL, NULL}};
+    int32_t *tokens = calloc((size_t)p->T, sizeof *tokens);
+    struct micro_batch micro[1] = {{tokens, tokens}};
     struct step_request request = {.lr = 1e-3};
     struct step_result result;
     if (!rc)
         rc = engine_step(e, micro, &request, &result, NULL, NULL, err);
     engine_destroy(e);
+    free(tokens);
     *out = comms.counters;
     return rc;
 }

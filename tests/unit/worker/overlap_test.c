@@ -41,7 +41,7 @@ static void *work_off(void *arg)
     int64_t numbers[UNDER_WAY];
     m->rc = local_comms_join(m->world, m->rank, &comms, &m->err);
     if (!m->rc)
-        m->rc = overlap_create(UNDER_WAY, &o, &m->err);
+        m->rc = overlap_create(kernels_cpu_fp64(), NULL, UNDER_WAY, &o, &m->err);
     for (int i = 0; i < CALLS + UNDER_WAY && !m->rc; i++) {
         int at = i % UNDER_WAY;
         if (i >= UNDER_WAY) {
@@ -267,7 +267,8 @@ static void gradients_are_summed_under_the_backward(void **state)
         struct comms comms;
         struct engine *e;
         struct error err = {0};
-        struct micro_batch micro = {NULL, NULL};
+        int32_t tokens[64] = {0}; /* T is 12 */
+        struct micro_batch micro = {tokens, tokens};
         struct step_request request = {.lr = 1e-3};
         struct step_result result;
         c.fp64 = false;

@@ -114,11 +114,30 @@ static void names_that_would_break_json_are_refused(void **state)
     struct buffer b;
     struct error err;
     const struct safetensors_entry bad = {.name = "a\"b"};
-    const struct safetensors_meta bad_meta = {"k", "line\n"};
+    const struct safetensors_meta bad_key = {"k\n", "v"}, bad_value = {"k", "\xc3\xa4"};
     buffer_init(&b, 1 << 20);
     assert_int_equal(safetensors_header(&b, &bad, 1, NULL, 0, 0, &err), ERR_INVALID);
     buffer_clear(&b);
-    assert_int_equal(safetensors_header(&b, NULL, 0, &bad_meta, 1, 0, &err), ERR_INVALID);
+    assert_int_equal(safetensors_header(&b, NULL, 0, &bad_key, 1, 0, &err), ERR_INVALID);
+    buffer_clear(&b);
+    assert_int_equal(safetensors_header(&b, NULL, 0, &bad_value, 1, 0, &err), ERR_INVALID);
+    buffer_free(&b);
+}
+
+/* Any ASCII, as a JSON parser gives it back. */
+static void values_are_any_text(void **state)
+{
+    (void)state;
+    static const char text[] = "gemm \"16384 2048\"\n\t\\ algo: 7\x1f{}";
+    struct buffer b;
+    struct error err;
+    const struct safetensors_meta choices = {"choices", text};
+    buffer_init(&b, 1 << 20);
+    assert_int_equal(safetensors_header(&b, NULL, 0, &choices, 1, 0, &err), 0);
+    json_t *j = json_loadb((const char *)b.data + 8, b.len - 8, 0, NULL);
+    assert_non_null(j);
+    assert_string_equal(json_string_value(json_object_get(json_object_get(j, "__metadata__"), "choices")), text);
+    json_decref(j);
     buffer_free(&b);
 }
 
@@ -202,6 +221,7 @@ int main(void)
         cmocka_unit_test(written_reads_back),
         cmocka_unit_test(bytes_are_the_published_ones),
         cmocka_unit_test(names_that_would_break_json_are_refused),
+        cmocka_unit_test(values_are_any_text),
         cmocka_unit_test(bad_headers_are_refused),
         cmocka_unit_test(damage_is_survived),
     };

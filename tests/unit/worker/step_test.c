@@ -390,7 +390,7 @@ static void memory_is_the_plans(void **state)
     (void)state;
     struct tiny c = tiny_default;
     struct plan p, deeper;
-    struct plan_backend b = {DTYPE_F64, DTYPE_F64, DTYPE_F64, 1000};
+    struct plan_backend b = {DTYPE_F64, DTYPE_F64, DTYPE_F64, 1000, 0};
     struct plan_memory m, more;
     tiny_plan(&c, &p);
     plan_memory(&p, &b, &m);

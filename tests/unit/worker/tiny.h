@@ -244,8 +244,14 @@ static inline const struct kernels *tiny_kernels(const struct plan *p)
 
 /* ---- ranks as threads ---- */
 
+/* What computes: kernels, and what else is done to the groups of ranks (NULL: nothing). */
+struct tiny_device {
+    const struct kernels *kernels;
+    void (*comms)(struct comms *c);
+};
 struct tiny_rank {
     const struct plan *plan;
+    struct tiny_device device;
     struct local_world *world;
     int rank, threads;
     int (*body)(struct engine *e, int rank, void *arg, struct error *err);
@@ -261,8 +267,10 @@ static inline void *tiny_rank_main(void *arg)
     struct tiny_rank *r = arg;
     struct engine *e = NULL;
     r->rc = local_comms_join(r->world, r->rank, &r->comms, &r->err);
+    if (!r->rc && r->device.comms)
+        r->device.comms(&r->comms);
     if (!r->rc)
-        r->rc = engine_create(r->plan, tiny_kernels(r->plan), &r->comms, r->rank, r->threads, &e, &r->err);
+        r->rc = engine_create(r->plan, r->device.kernels, &r->comms, r->rank, r->threads, &e, &r->err);
     if (!r->rc)
         r->rc = r->body(e, r->rank, r->arg, &r->err);
     if (r->rc)
@@ -274,9 +282,9 @@ static inline void *tiny_rank_main(void *arg)
 
 /* Runs `body` on every rank of the plan, each with an engine; fails the test when one fails. Bodies
  * may not use cmocka's assertions: they run in threads. counters: NULL, or [world]. */
-static inline void tiny_run(const struct plan *plan, int threads,
-                            int (*body)(struct engine *e, int rank, void *arg, struct error *err), void *arg,
-                            struct comm_counters *counters)
+static inline void tiny_run_on(const struct plan *plan, struct tiny_device device, int threads,
+                               int (*body)(struct engine *e, int rank, void *arg, struct error *err), void *arg,
+                               struct comm_counters *counters)
 {
     struct error err = {0};
     struct local_world *world;
@@ -285,8 +293,13 @@ static inline void tiny_run(const struct plan *plan, int threads,
         fail_msg("%s", err.message);
     struct tiny_rank *ranks = calloc((size_t)plan->world, sizeof *ranks);
     for (int i = 0; i < plan->world; i++) {
-        ranks[i] =
-            (struct tiny_rank){.plan = plan, .world = world, .rank = i, .threads = threads, .body = body, .arg = arg};
+        ranks[i] = (struct tiny_rank){.plan = plan,
+                                      .device = device,
+                                      .world = world,
+                                      .rank = i,
+                                      .threads = threads,
+                                      .body = body,
+                                      .arg = arg};
         pthread_create(&ranks[i].thread, NULL, tiny_rank_main, &ranks[i]);
     }
     char text[1024] = "";
@@ -301,6 +314,14 @@ static inline void tiny_run(const struct plan *plan, int threads,
     local_world_destroy(world);
     if (text[0])
         fail_msg("%s", text);
+}
+
+/* On the CPU, in the plan's precision. */
+static inline void tiny_run(const struct plan *plan, int threads,
+                            int (*body)(struct engine *e, int rank, void *arg, struct error *err), void *arg,
+                            struct comm_counters *counters)
+{
+    tiny_run_on(plan, (struct tiny_device){.kernels = tiny_kernels(plan)}, threads, body, arg, counters);
 }
 
 /* ---- tensors ---- */
