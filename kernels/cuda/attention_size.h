@@ -39,7 +39,7 @@ static inline int64_t attention_sequence_bytes(const struct attention *a)
 {
     int64_t padded = (a->s + ATTENTION_TILE - 1) / ATTENTION_TILE * ATTENTION_TILE;
     int64_t scores = a->accumulate ? 0 : 2 * a->h * padded * padded;
-    int64_t shared = a->h == a->hk ? 0 : 2 * 2 * a->h * padded * a->e;
+    int64_t shared = a->h == a->hk ? 0 : 2 * 2 * a->h * a->s * a->e;
     return attention_aligned(scores + shared);
 }
 

@@ -52,9 +52,9 @@ int64_t plan_cuda_attention(const struct plan_attention *a)
     int64_t all = mul(a->b, mul(a->h, a->s)), rows = aligned(mul(all, 4));
     if (a->own)
         return rows;
-    int64_t padded = a->s > INT64_MAX - TILE ? INT64_MAX : round_up(a->s, TILE), heads = mul(a->h, padded);
-    int64_t scores = a->accumulate ? 0 : mul(2, mul(heads, padded));
-    int64_t shared = a->h == a->hk ? 0 : mul(4, mul(heads, a->e));
+    int64_t padded = round_up(a->s, TILE);
+    int64_t scores = a->accumulate ? 0 : mul(2, mul(a->h, mul(padded, padded)));
+    int64_t shared = a->h == a->hk ? 0 : mul(4, mul(a->h, mul(a->s, a->e)));
     int64_t sums = a->accumulate ? aligned(mul(mul(all, a->e), 4)) : 0;
     int64_t sequence = aligned(add(scores, shared)), together = a->accumulate ? a->b : limit / sequence;
     together = larger(1, together < a->b ? together : a->b);
