@@ -4,6 +4,7 @@
 #   make demo       set up, build, train the example, kill a worker, see it recover
 #   make test       set up, build, run every test
 #   make bench      benchmarks into build/bench.jsonl
+#   make gpu-bundle build/boost-gpu-<commit>.tar.xz, to test on a machine with a GPU
 #   make lint       house rules (tests/lint.sh), cppcheck where it is installed
 #
 # A room (folder) is a library; sources are found by folder, so a new file needs
@@ -150,9 +151,9 @@ CUDA_MISSING := $(strip $(foreach h,$(CUDA_HEADERS),$(if $(wildcard $(foreach d,
                 /usr/include/x86_64-linux-gnu,$(d)/$(h))),,$(h))))
 endif
 
-# What the library takes from other rooms, linked where it is used.
-CUDA_SHARED := $(call sources,proto/base) proto/version.c worker/comm/comm.c worker/comm/peers.c
-CUDA_C := $(wildcard kernels/cuda/*.c $(CUDA_ROOT))
+# What the library takes from other rooms, linked where it is used; the build id is for who opens it.
+CUDA_SHARED := $(call sources,proto/base) worker/comm/comm.c worker/comm/peers.c
+CUDA_C := $(wildcard kernels/cuda/*.c $(CUDA_ROOT)) proto/version.c
 CUDA_CU := $(wildcard kernels/cuda/*.cu)
 pics = $(patsubst %,$(BUILD)/pic/%.o,$(basename $(1)))
 CUDA_OBJECTS := $(call pics,$(CUDA_C)) $(CUDA_CU:%.cu=$(BUILD)/pic/%.cu.o)
@@ -225,6 +226,13 @@ $(ISSUE_TESTS): $(BUILD)/tests/issues/%: $(BUILD)/obj/tests/issues/%.o $(L_WORKE
 	@$(CC) $(LDFLAGS) $(RPATH) -o $@ $^ -lcmocka $(S_WORKER)
 	@echo "  LD   $@"
 
+# tests/gpu/*.c: programs for a machine with a GPU, linked with the worker; deploy/gpu-check.sh runs them.
+GPU_PROGRAMS := $(patsubst tests/gpu/%.c,$(BUILD)/gpu/%,$(wildcard tests/gpu/*.c))
+$(GPU_PROGRAMS): $(BUILD)/gpu/%: $(BUILD)/obj/tests/gpu/%.o $(L_WORKER)
+	@mkdir -p $(@D)
+	@$(CC) $(LDFLAGS) $(RPATH) -o $@ $^ -lcmocka $(S_WORKER)
+	@echo "  LD   $@"
+
 # tests/bench/*.c: one program each, for tests/bench/run.py.
 BENCHES := $(patsubst tests/bench/%.c,$(BUILD)/bench/%,$(wildcard tests/bench/*.c))
 $(BENCHES): $(BUILD)/bench/%: $(BUILD)/obj/tests/bench/%.o $(L_WORKER)
@@ -232,10 +240,10 @@ $(BENCHES): $(BUILD)/bench/%: $(BUILD)/obj/tests/bench/%.o $(L_WORKER)
 	@$(CC) $(LDFLAGS) $(RPATH) -o $@ $^ $(S_WORKER)
 	@echo "  LD   $@"
 
-.PHONY: all setup tests test test-full test-system soak bench demo lint clean FORCE
+.PHONY: all setup tests test test-full test-system soak bench gpu-bundle demo lint clean FORCE
 setup:
 	@sh deploy/setup.sh
-tests: $(UNIT_TESTS) $(ISSUE_TESTS)
+tests: $(UNIT_TESTS) $(ISSUE_TESTS) $(GPU_PROGRAMS)
 test: setup
 	@$(MAKE) --no-print-directory all tests
 	@python3 tests/run.py --build $(BUILD)
@@ -250,6 +258,10 @@ demo: setup
 bench: setup
 	@$(MAKE) --no-print-directory all $(BENCHES)
 	@python3 tests/bench/run.py --build $(BUILD)
+# One archive for a machine with a GPU and nothing of ours: programs, tests, the libraries they need.
+gpu-bundle: setup
+	@$(MAKE) --no-print-directory all tests $(BENCHES) CUDA_ARCH="sm_80 sm_90a ptx_80"
+	@BUILD=$(BUILD) COMMIT=$(COMMIT) sh deploy/gpu-bundle.sh
 lint:
 	@sh tests/lint.sh
 clean:

@@ -8,7 +8,8 @@
  * (Higham and Mary, "A new approach to probabilistic rounding error analysis"), so a lost or doubled term shows.
  * Device memory is written by upload() and read by download() only, so that a device which is not the host can join:
  * the CUDA backend does where $BOOST_CUDA_LIBRARY names its library (and then has to), or where the library lies in
- * the build's lib/ and a device is there.
+ * the build's lib/ and a device is there. BOOST_TEST_BACKEND=cuda runs the backends of that name alone, for tools under
+ * which the others would take minutes.
  *
  * The bf16 backends compute in fp32 and round what they store as act once more: that adds 2^-8 of the result, which is
  * what the same computation done plainly has too. Inputs are floats, or bf16 numbers for those backends, so the
@@ -377,6 +378,9 @@ static UNUSED void give_scratch(struct variant *v)
 static UNUSED void run_variant(const struct kernels *k, const char *isa, int threads, void (*body)(struct variant *))
 {
     struct error err;
+    const char *only = getenv("BOOST_TEST_BACKEND");
+    if (only && strncmp(k->name, only, strlen(only)) != 0)
+        return;
     struct variant *v = calloc(1, sizeof *v);
     assert_non_null(v);
     if (isa)
