@@ -24,17 +24,6 @@ static struct tiny model(int way)
     return c;
 }
 
-static double whole_distance(const struct grads *a, const struct grads *b)
-{
-    double diff = 0, norm = 0;
-    for (int64_t i = 0; i < a->count; i++)
-        for (int64_t k = 0; k < a->tensors[i].rows * a->tensors[i].cols; k++) {
-            diff += pow(a->values[i][k] - b->values[i][k], 2);
-            norm += pow(b->values[i][k], 2);
-        }
-    return sqrt(diff / norm);
-}
-
 static void gradients_at_degree(struct tiny c, bool initial, const struct grads *exact)
 {
     struct grads bf16, fp32;
@@ -50,7 +39,7 @@ static void gradients_at_degree(struct tiny c, bool initial, const struct grads 
             fail_msg("%s, tp %d: %s is off by %.2g, %.1f times fp32's error scaled", c.way.name, c.tp,
                      exact->tensors[i].name, grads_distance(&bf16, exact, i), ratio);
     }
-    double whole = whole_distance(&bf16, exact), loss = fabs(bf16.loss / exact->loss - 1);
+    double whole = grads_whole_distance(&bf16, exact), loss = fabs(bf16.loss / exact->loss - 1);
     print_message("%s, %s weights, tp %d: all gradients %.1e, loss %.1e; a tensor at most %.2f of fp32's scaled\n",
                   c.way.name, initial ? "initial" : "random", c.tp, whole, loss, worst);
     if (initial) {

@@ -67,13 +67,15 @@ static void gather(struct engine *e, struct result *r, int kinds)
             engine_tensor(e, i, (enum state_kind)kind, &t);
             const struct plan_tensor *p = &t.tensor;
             struct whole *w = find(r, p);
-            struct state_tensor own = t;
-            own.device = t.own;
-            for (int64_t k = 0; k < t.count && p->counted; k++) {
+            int64_t n = p->counted ? t.count : 0;
+            double *own = calloc((size_t)n + 1, sizeof *own);
+            tiny_download(e, t.dtype, t.own, n, own);
+            for (int64_t k = 0; k < n; k++) {
                 int64_t at = t.first + k, to = (p->row0 + at / p->ncols) * p->cols + p->col0 + at % p->ncols;
-                w->values[kind][to] = tiny_get(&own, k);
+                w->values[kind][to] = own[k];
                 w->seen[kind][to]++;
             }
+            free(own);
         }
     pthread_mutex_unlock(&r->lock);
 }

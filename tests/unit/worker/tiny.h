@@ -339,6 +339,31 @@ static inline void tiny_put(const struct state_tensor *t, int64_t i, double valu
         ((float *)t->device)[i] = (float)value;
 }
 
+/* n elements of a tensor's dtype at `device`, to and from the host; done when they return. */
+static inline void tiny_download(struct engine *e, enum dtype t, const void *device, int64_t n, double *out)
+{
+    struct error err;
+    void *host = malloc((size_t)n * dtype_size(t) + 1);
+    engine_kernels(e)->download(engine_stream(e), host, device, (size_t)n * dtype_size(t));
+    (void)!engine_kernels(e)->stream_sync(engine_stream(e), &err);
+    for (int64_t i = 0; i < n; i++)
+        out[i] = t == DTYPE_F64 ? ((double *)host)[i] : (double)((float *)host)[i];
+    free(host);
+}
+static inline void tiny_upload(struct engine *e, enum dtype t, void *device, int64_t n, const double *values)
+{
+    struct error err;
+    void *host = malloc((size_t)n * dtype_size(t) + 1);
+    for (int64_t i = 0; i < n; i++)
+        if (t == DTYPE_F64)
+            ((double *)host)[i] = values[i];
+        else
+            ((float *)host)[i] = (float)values[i];
+    engine_kernels(e)->upload(engine_stream(e), device, host, (size_t)n * dtype_size(t));
+    (void)!engine_kernels(e)->stream_sync(engine_stream(e), &err);
+    free(host);
+}
+
 /* Weights at which no gradient is small: wide embeddings, gains away from one. The values depend on
  * tensor name and place alone, and are exact in fp32 so that both precisions start equal. */
 static inline void tiny_randomize(struct engine *e, uint64_t seed)
@@ -350,7 +375,7 @@ static inline void tiny_randomize(struct engine *e, uint64_t seed)
         uint64_t key = init_key(seed, p->name);
         bool whole = t.device != NULL; /* else, under zero 1, this replica's part of the master */
         int64_t first = whole ? 0 : t.first, count = whole ? p->nrows * p->ncols : t.count;
-        t.device = whole ? t.device : t.own;
+        double *values = calloc((size_t)count + 1, sizeof *values);
         for (int64_t row = 0; row < p->nrows; row++)
             for (int64_t col = 0; col < p->ncols; col++) {
                 double x;
@@ -366,8 +391,10 @@ static inline void tiny_randomize(struct engine *e, uint64_t seed)
                                                    : 1.5 * p->init_std;
                 int64_t at = row * p->ncols + col - first;
                 if (at >= 0 && at < count)
-                    tiny_put(&t, at, (double)(float)x);
+                    values[at] = (double)(float)x;
             }
+        tiny_upload(e, t.dtype, whole ? t.device : t.own, count, values);
+        free(values);
     }
     struct error err;
     (void)!engine_weights_changed(e, &err);

@@ -44,19 +44,28 @@ static inline int grads_collect(struct engine *e, int rank, void *arg, struct er
         if (!g->values[i])
             g->values[i] = calloc((size_t)(p->rows * p->cols), sizeof(double));
         g->tensors[i] = *p;
+        double *slice = calloc((size_t)(p->nrows * p->ncols) + 1, sizeof *slice);
+        tiny_download(e, t.dtype, t.device, p->nrows * p->ncols, slice);
         for (int64_t k = 0; k < p->nrows * p->ncols; k++)
-            g->values[i][(p->row0 + k / p->ncols) * p->cols + p->col0 + k % p->ncols] = tiny_get(&t, k);
+            g->values[i][(p->row0 + k / p->ncols) * p->cols + p->col0 + k % p->ncols] = slice[k];
+        free(slice);
     }
     pthread_mutex_unlock(&g->lock);
     return ERR_OK;
 }
 
+static inline void gradients_on(const struct tiny *c, const struct plan *p, struct tiny_device device, bool initial,
+                                struct grads *out)
+{
+    *out = (struct grads){.c = *c, .initial = initial, .lock = PTHREAD_MUTEX_INITIALIZER};
+    tiny_run_on(p, device, 1, grads_collect, out, NULL);
+}
+
 static inline void gradients_at(const struct tiny *c, bool initial, struct grads *out)
 {
     struct plan p;
-    *out = (struct grads){.c = *c, .initial = initial, .lock = PTHREAD_MUTEX_INITIALIZER};
     tiny_plan(c, &p);
-    tiny_run(&p, 1, grads_collect, out, NULL);
+    gradients_on(c, &p, (struct tiny_device){.kernels = tiny_kernels(&p)}, initial, out);
 }
 
 static inline void gradients_of(const struct tiny *c, struct grads *out)
@@ -68,6 +77,18 @@ static inline void grads_free(struct grads *g)
 {
     for (int64_t i = 0; i < g->count; i++)
         free(g->values[i]);
+}
+
+/* Relative Frobenius distance over all tensors. */
+static inline double grads_whole_distance(const struct grads *a, const struct grads *b)
+{
+    double diff = 0, norm = 0;
+    for (int64_t i = 0; i < a->count; i++)
+        for (int64_t k = 0; k < a->tensors[i].rows * a->tensors[i].cols; k++) {
+            diff += pow(a->values[i][k] - b->values[i][k], 2);
+            norm += pow(b->values[i][k], 2);
+        }
+    return sqrt(diff / norm);
 }
 
 /* Relative Frobenius distance of tensor number i. */
