@@ -141,7 +141,8 @@ struct kernels {
     int (*stream_beside)(struct kstream *ks, struct kstream **out, struct error *err);
     /* What is enqueued on ks after await() runs after what `of` had been given when it marked `slot`
      * (0 <= slot < KSTREAM_MARKS); a slot not marked yet is not waited for. A mark made inside a captured sequence
-     * counts as not made outside it, and the other way round: the stream that captures awaits what it needs before. */
+     * counts as not made outside it, and the other way round: the stream that captures awaits what it needs before. Meanwhile another thread may be in
+     * stream_sync(of). */
     void (*mark)(struct kstream *ks, int slot);
     void (*await)(struct kstream *ks, struct kstream *of, int slot);
 

@@ -1,5 +1,6 @@
 /* engine.h: making an engine, its memory and its state. The step is in step.c. */
 #include <assert.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -460,5 +461,5 @@ struct kstream *engine_stream(const struct engine *e)
 
 double engine_gemm_seconds(const struct engine *e)
 {
-    return e->k->gemm_seconds(e->ks);
+    return e->k->gemm_seconds ? e->k->gemm_seconds(e->ks) : NAN;
 }

@@ -103,6 +103,7 @@ void engine_copies_end(struct engine *e);
 
 const struct kernels *engine_kernels(const struct engine *e);
 struct kstream *engine_stream(const struct engine *e);
+/* NAN where the host cannot tell. */
 double engine_gemm_seconds(const struct engine *e);
 
 #endif

@@ -260,7 +260,9 @@ static void tell(struct run *r, const struct step_result *result, double lr, con
     }
     metrics_add(&m, "step_ms", seconds * 1e3);
     metrics_add(&m, "comm_ms", (comms_seconds(t->comms) - times->comm) * 1e3);
-    metrics_add(&m, "gemm_ms", (engine_gemm_seconds(r->engine) - times->gemm) * 1e3);
+    double gemm = engine_gemm_seconds(r->engine) - times->gemm;
+    if (!isnan(gemm))
+        metrics_add(&m, "gemm_ms", gemm * 1e3);
     metrics_add(&m, "data_ms", (double)(times->data_ns - times->start_ns) / (double)NS_PER_MS);
     report_metrics(t->report, n, &m);
     if (t->rank != 0)
