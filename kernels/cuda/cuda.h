@@ -10,6 +10,7 @@
 extern "C" {
 #endif
 
+#include "kernels/cuda/scratch_size.h"
 #include "kernels/kernels.h"
 
 struct cuda_gemms;      /* gemm.c: plans by shape */
@@ -37,9 +38,6 @@ bool cuda_ok(struct kstream *ks, cudaError_t status, const char *what);
 bool cuda_launched(struct kstream *ks, const char *what);
 /* The stream's scratch; a fault and NULL when it has fewer bytes. */
 void *cuda_scratch(struct kstream *ks, size_t bytes, const char *what);
-
-/* cuBLASLt's share of the scratch: the largest workspace that its Hopper kernels ask for. */
-enum { CUDA_GEMM_WORKSPACE = 32 << 20 };
 
 /* ---- the table's entries, by file ---- */
 

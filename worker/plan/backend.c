@@ -75,11 +75,13 @@ static int64_t cuda_attention(const struct plan *p)
     return plan_cuda_attention(&a);
 }
 
-static int64_t cuda_scratch(const struct plan *p)
+int64_t plan_cuda_scratch(const struct plan_largest *l)
 {
-    enum { GEMM_WORKSPACE = 32 << 20 };
-    (void)p;
-    return GEMM_WORKSPACE;
+    enum { WORKSPACE = 32 << 20, TILE = 256, CHUNKS = 1024, SPARE = 8, BRANCHES = 4 };
+    int64_t wide = mul(BRANCHES, l->width), tiles = wide / TILE + (wide % TILE != 0) + SPARE;
+    int64_t columns = mul(2 * 4 * TILE, larger(tiles, CHUNKS));
+    int64_t lists = mul(4, add(add(mul(2, l->vocab), 1), mul(3, l->T)));
+    return larger(WORKSPACE, larger(columns, lists)); /* the squares' parts are less than either */
 }
 
 /* ---- all ---- */
@@ -101,7 +103,9 @@ void plan_backend_estimate(const struct plan *p, struct plan_backend *out)
     if (p->cuda) {
         *out = (struct plan_backend){.act = DTYPE_BF16, .stat = DTYPE_F32, .grad = DTYPE_F32};
         out->attention_workspace = cuda_attention(p);
-        out->scratch = cuda_scratch(p);
+        struct plan_largest largest;
+        plan_largest(p, &largest);
+        out->scratch = plan_cuda_scratch(&largest);
         return;
     }
     bool bf16 = p->precision == BOOST__PRECISION__VALUE__BF16;

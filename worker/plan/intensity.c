@@ -211,15 +211,16 @@ static void head(struct listing *l)
 {
     const struct plan *p = l->p;
     int64_t columns = p->V_pad / p->tp, parts = l->cut->hidden ? p->tp : 1;
-    struct plan_gemm g = {.what = "head", .place = GEMM_HEAD, .calls = 1};
+    int64_t rows = plan_head_rows(p);
+    struct plan_gemm g = {.what = "head", .place = GEMM_HEAD, .calls = p->T / rows};
     if (l->pass == PLAN_FORWARD) {
-        put(l, shape(g, p->T, columns, p->d, 1), OWN);
+        put(l, shape(g, rows, columns, p->d, 1), OWN);
         return;
     }
-    struct plan_gemm weight = shape(g, columns, p->d, p->T, 1);
+    struct plan_gemm weight = shape(g, columns, p->d, rows, 1);
     weight.weight = weight.adds = true;
     put(l, weight, OWN);
-    put(l, shape(g, p->T, p->d / parts, columns, parts), SHARED_A);
+    put(l, shape(g, rows, p->d / parts, columns, parts), SHARED_A);
 }
 
 int plan_gemms(const struct plan *p, const struct plan_backend *b, struct plan_gemm out[PLAN_GEMMS_MAX])

@@ -271,6 +271,8 @@ struct plan_attention {
     bool accumulate; /* dq in any order: not reproducible */
 };
 int64_t plan_cuda_attention(const struct plan_attention *a);
+/* scratch of the CUDA backend; likewise kernels/cuda/scratch_size.h. */
+int64_t plan_cuda_scratch(const struct plan_largest *l);
 void plan_stage_memory(const struct plan *p, int stage, const struct plan_backend *b, struct plan_memory *out);
 /* Of the stage that needs most. */
 void plan_memory(const struct plan *p, const struct plan_backend *b, struct plan_memory *out);
