@@ -6,9 +6,8 @@ struct shape {
     int batch;
 };
 static const struct shape shapes[] = {
-    {1, 1, 1, 1},    {1, 7, 3, 1},    {5, 1, 9, 2},     {17, 13, 11, 3},
-    {64, 33, 31, 1}, {37, 64, 96, 2}, {24, 40, 515, 1}, {130, 48, 65, 1},
-    {520, 3, 1030, 1}, {2, 517, 513, 2},
+    {1, 1, 1, 1},    {1, 7, 3, 1},     {5, 1, 9, 2},     {17, 13, 11, 3},   {64, 33, 31, 1},
+    {37, 64, 96, 2}, {24, 40, 515, 1}, {130, 48, 65, 1}, {520, 3, 1030, 1}, {2, 517, 513, 2},
 };
 
 static void reference(const struct gemm *g, const double *a, const double *b, const double *c, real *want, real *size,
@@ -134,6 +133,73 @@ static void test_repeatable(void **state)
     cuda_variant(repeat);
 }
 
+/* Shapes of a real layer, on a device alone, which splits k over its multiprocessors where m and n are few: some
+ * elements against the reference, and the same bits ten times over. */
+static void one_large(struct variant *v, const struct shape *s, bool wgrad)
+{
+    enum { SAMPLES = 256, TIMES = 10 };
+    struct gemm g = {.m = s->m,
+                     .n = s->n,
+                     .k = s->k,
+                     .trans_a = wgrad,
+                     .trans_b = !wgrad,
+                     .lda = wgrad ? s->m : s->k,
+                     .ldb = wgrad ? s->n : s->k,
+                     .ldc = s->n,
+                     .batch = s->batch,
+                     .stride_a = s->m * s->k,
+                     .stride_b = s->n * s->k,
+                     .stride_c = s->m * s->n,
+                     .c_grad = wgrad};
+    int64_t na = s->batch * g.stride_a, nb = s->batch * g.stride_b, nc = s->batch * g.stride_c;
+    double *a = host_random(v, na, 1), *b = host_random(v, nb, 1);
+    void *da = device_values(v, na, a), *db = device_values(v, nb, b), *c[2];
+    for (int i = 0; i < 2; i++)
+        c[i] = typed_poison(v, wgrad ? v->k->grad : v->k->act, nc);
+    v->k->gemm(v->ks, &g, da, db, c[0]);
+    for (int r = 0; r < TIMES; r++) {
+        v->k->gemm(v->ks, &g, da, db, c[1]);
+        check_same_bits(v, "C", nc, c[0], c[1]);
+    }
+    double *got = fetch(v, c[0], nc);
+    for (int sample = 0; sample < SAMPLES; sample++) {
+        int64_t at = sample == 0 ? 0 : sample == 1 ? nc - 1 : random_below(v, nc);
+        int64_t p = at / g.stride_c, i = at % g.stride_c / s->n, j = at % s->n;
+        real sum = 0, size = 0;
+        for (int64_t l = 0; l < s->k; l++) {
+            real x = a[p * g.stride_a + (wgrad ? l * g.lda + i : i * g.lda + l)];
+            real y = b[p * g.stride_b + (wgrad ? l * g.ldb + j : j * g.ldb + l)];
+            sum += x * y;
+            size += fabsl(x * y);
+        }
+        real bound = (real)(sum_roundings(s->k) * v->u) * size;
+        if (!wgrad)
+            bound += (real)v->store * (fabsl(sum) + bound);
+        if (!(fabsl(got[at] - sum) <= bound))
+            fail_msg("%s: C[%lld] of m=%lld n=%lld k=%lld is %.9g, should be %.9Lg (bound %.3Lg)", v->label,
+                     (long long)at, (long long)s->m, (long long)s->n, (long long)s->k, got[at], sum, bound);
+    }
+    forget(v);
+}
+
+static void large(struct variant *v)
+{
+    one_large(v, &(struct shape){1024, 512, 16384, 1}, true);
+    one_large(v, &(struct shape){256, 512, 16384, 2}, true);
+    one_large(v, &(struct shape){64, 64, 32768, 1}, true);
+    one_large(v, &(struct shape){4096, 1024, 256, 1}, false);
+    one_large(v, &(struct shape){2048, 256, 5440, 1}, false);
+    one_large(v, &(struct shape){4096, 512, 128, 3}, false);
+}
+
+static void test_large(void **state)
+{
+    (void)state;
+    if (!find_cuda())
+        skip();
+    cuda_variant(large);
+}
+
 static void fault(struct variant *v)
 {
     double zeros[64] = {0};
@@ -159,6 +225,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gemm),
         cmocka_unit_test(test_repeatable),
+        cmocka_unit_test(test_large),
         cmocka_unit_test(test_fault_is_reported_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
