@@ -33,8 +33,9 @@ initcheck      1200  the same: device memory read before it was written
 # ---- steps ----------------------------------------------------------------------------
 
 step_machine() {
-    nvidia-smi --query-gpu=index,name,driver_version,memory.total,compute_cap,clocks.max.sm,power.limit --format=csv &&
-        uname -srm && python3 "$root/deploy/gpu-versions.py"
+    uname -srm
+    python3 "$root/deploy/gpu-versions.py"
+    nvidia-smi --query-gpu=index,name,driver_version,memory.total,compute_cap,clocks.max.sm,power.limit --format=csv
 }
 
 step_library() {

@@ -84,6 +84,10 @@ static int find_device(struct cudaDeviceProp *device, struct error *err)
         status == cudaErrorCompatNotSupportedOnDevice) {
         cudaGetLastError();
         cudaDriverGetVersion(&driver);
+        if (driver == 0) {
+            error_set(err, ERR_DEVICE, "this machine has no NVIDIA driver");
+            return error_hint(err, "install the driver, or run the job on the CPU");
+        }
         error_set(err, ERR_DEVICE, "the NVIDIA driver serves CUDA %d.%d at most, this build needs %d.%d", driver / 1000,
                   driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
         return error_hint(err, "install a newer driver, or build with the older CUDA toolkit");
