@@ -385,6 +385,8 @@ static int run_trial(struct kstream *ks, const struct trial *t, size_t bytes, st
 int cuda_attention_check(struct kstream *ks, const struct attention *a, void *workspace, struct error *err)
 {
     enum { SEQUENCES = 2, TOKENS = 512 }; /* quick, and still several tiles of either kernel */
+    /* A length that ends inside a tile is cut to one that ends there too. */
+    const int64_t tokens = TOKENS - ATTENTION_TILE + (a->s - 1) % ATTENTION_TILE + 1;
     if (ks->fault.code)
         return error_set(err, ERR_INTERNAL, "attention's check on a stream that has failed: %s", ks->fault.message);
     struct attention all = *a;
@@ -399,7 +401,7 @@ int cuda_attention_check(struct kstream *ks, const struct attention *a, void *wo
     }
     t.a = all;
     t.a.b = a->b < SEQUENCES ? a->b : SEQUENCES;
-    t.a.s = a->s < TOKENS ? a->s : TOKENS;
+    t.a.s = a->s < tokens ? a->s : tokens;
     size_t need = place_trial(&t, NULL), forward = attention_bytes(a, false), backward = attention_bytes(a, true);
     if (!workspace || need > (forward > backward ? forward : backward)) {
         cudaError_t status = cudaMalloc(&own_memory, need);

@@ -192,9 +192,10 @@ static double limit_of(struct variant *v, const struct attention *a, int output,
     if (a->s == 1 && (output == DQ || output == DK))
         return v->gpu ? v->store / 2 * (double)a->e * spread : 8 * v->u * spread;
     /* By powers of two, as a GPU may do it, a score is first multiplied by log2 e and the sum's logarithm by
-     * ln 2, and the device's exp2 and log2 are good to two units each: 6. Its matrix units add 16 products at a time,
-     * each cut off (not rounded) at a unit of the largest: 8 on average. */
-    return 2 * plain_error + 2 * v->u + (v->gpu && output == LSE ? 14 * v->u : 0);
+     * ln 2, and the device's exp2 and log2 are good to two units each: 6. Its matrix units cut each of the e terms of a
+     * score off (they do not round) at 2u of the largest, u on average, all to the same side. */
+    double units = v->gpu && output == LSE ? 6 + (double)a->e : 0;
+    return 2 * plain_error + (2 + units) * v->u;
 }
 
 /* negative: every score is about -8192. */
