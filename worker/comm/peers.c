@@ -5,7 +5,9 @@
 #include <inttypes.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,17 +19,19 @@
 #include "proto/base/clock.h"
 
 enum { ADDRESS_MAX = 128, KEY_MAX = 32, HELLO_MS = 5000 };
+enum { SAID_NOTHING = -1, SAID_LEAVING = -2 }; /* else the rank that is lost */
 
 struct peer {
     int fd;    /* -1: ourselves */
     bool gone; /* its end of the connection is closed */
-    int lost;  /* the rank that it said is lost, -1: said nothing */
+    int said;
 };
 struct peers {
     int rank, world;
+    pthread_mutex_t lock; /* of all that changes once the ranks are connected */
     int listener;
-    uint64_t nonce; /* what a connecting rank has to know: it read our entry of the rendezvous */
-    int blamed;     /* once decided, for ever; -1: nobody yet */
+    uint64_t nonce;       /* what a connecting rank has to know: it read our entry of the rendezvous */
+    int blamed;           /* once decided, for ever; -1: nobody yet */
     struct pollfd *polls; /* [world] */
     struct peer peer[];
 };
@@ -63,8 +67,7 @@ static int resolve(const char *host, const char *port, struct addrinfo **out, st
 }
 
 /* Listens on any port of the address and publishes "<nonce> <host> <port>". */
-static int listen_and_publish(struct peers *p, const char *bind_address, const struct rendezvous *rv,
-                              struct error *err)
+static int listen_and_publish(struct peers *p, const char *bind_address, const struct rendezvous *rv, struct error *err)
 {
     struct addrinfo *a;
     int rc = resolve(bind_address, "0", &a, err);
@@ -138,6 +141,16 @@ out:
     return rc;
 }
 
+/* So that the end of a rank whose host is cut off is seen too: after 60 s without a packet, 6 probes 10 s apart. */
+static void probe_when_quiet(int fd)
+{
+    int on = 1, idle = 60, interval = 10, count = 6;
+    (void)!setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    (void)!setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+    (void)!setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+    (void)!setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+}
+
 static int first_missing(const struct peers *p)
 {
     for (int i = p->rank + 1; i < p->world; i++)
@@ -191,8 +204,9 @@ int peers_connect(int rank, int world, const char *bind_address, const struct re
     p->world = world;
     p->listener = -1;
     p->blamed = -1;
+    pthread_mutex_init(&p->lock, NULL);
     for (int i = 0; i < world; i++)
-        p->peer[i] = (struct peer){.fd = -1, .lost = -1};
+        p->peer[i] = (struct peer){.fd = -1, .said = SAID_NOTHING};
     int rc = getrandom(&p->nonce, sizeof p->nonce, 0) == (ssize_t)sizeof p->nonce
                  ? listen_and_publish(p, bind_address, rv, err)
                  : error_errno(err, errno, "getrandom");
@@ -200,6 +214,9 @@ int peers_connect(int rank, int world, const char *bind_address, const struct re
         rc = connect_to(p, i, rv, deadline, err);
     if (!rc)
         rc = accept_higher(p, timeout_ms, deadline, err);
+    for (int i = 0; i < world && !rc; i++)
+        if (p->peer[i].fd >= 0)
+            probe_when_quiet(p->peer[i].fd);
     if (p->listener >= 0)
         close(p->listener);
     p->listener = -1;
@@ -218,6 +235,7 @@ void peers_close(struct peers *p)
     for (int i = 0; i < p->world; i++)
         if (p->peer[i].fd >= 0)
             close(p->peer[i].fd);
+    pthread_mutex_destroy(&p->lock);
     free(p->polls);
     free(p);
 }
@@ -228,10 +246,10 @@ void peers_close(struct peers *p)
 static void hear(struct peer *peer)
 {
     for (;;) {
-        int32_t lost;
-        ssize_t n = recv(peer->fd, &lost, sizeof lost, MSG_DONTWAIT);
-        if (n == (ssize_t)sizeof lost) {
-            peer->lost = lost;
+        int32_t said;
+        ssize_t n = recv(peer->fd, &said, sizeof said, MSG_DONTWAIT);
+        if (n == (ssize_t)sizeof said) {
+            peer->said = said;
             continue;
         }
         if (n < 0 && errno == EINTR)
@@ -241,6 +259,13 @@ static void hear(struct peer *peer)
         peer->gone = true;
         return;
     }
+}
+
+static void tell_all(struct peers *p, int32_t word)
+{
+    for (int i = 0; i < p->world; i++)
+        if (p->peer[i].fd >= 0 && !p->peer[i].gone)
+            (void)!send(p->peer[i].fd, &word, sizeof word, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 /* Waits for news and hears it; false when there is none within the time. */
@@ -260,10 +285,10 @@ static bool wait_for_news(struct peers *p, int timeout_ms)
 static int verdict(const struct peers *p)
 {
     for (int i = 0; i < p->world; i++)
-        if (p->peer[i].lost >= 0 && p->peer[i].lost != p->rank)
-            return p->peer[i].lost;
+        if (p->peer[i].said >= 0 && p->peer[i].said != p->rank)
+            return p->peer[i].said;
     for (int i = 0; i < p->world; i++)
-        if (p->peer[i].gone && p->peer[i].lost < 0)
+        if (p->peer[i].gone && p->peer[i].said == SAID_NOTHING)
             return i;
     return -1;
 }
@@ -271,15 +296,23 @@ static int verdict(const struct peers *p)
 int peers_blame(struct peers *p, int wait_ms)
 {
     int64_t deadline = clock_mono_ns() + wait_ms * NS_PER_MS;
+    pthread_mutex_lock(&p->lock);
     while (p->blamed < 0) {
         bool news = wait_for_news(p, left_ms(deadline));
         p->blamed = verdict(p);
         if (!news && !left_ms(deadline))
             break;
     }
-    int32_t lost = p->blamed;
-    for (int i = 0; i < p->world && lost >= 0; i++)
-        if (p->peer[i].fd >= 0 && !p->peer[i].gone)
-            (void)!send(p->peer[i].fd, &lost, sizeof lost, MSG_NOSIGNAL | MSG_DONTWAIT);
-    return p->blamed;
+    int blamed = p->blamed;
+    if (blamed >= 0)
+        tell_all(p, blamed);
+    pthread_mutex_unlock(&p->lock);
+    return blamed;
+}
+
+void peers_leave(struct peers *p)
+{
+    pthread_mutex_lock(&p->lock);
+    tell_all(p, SAID_LEAVING);
+    pthread_mutex_unlock(&p->lock);
 }

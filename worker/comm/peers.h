@@ -2,7 +2,8 @@
  * collectives. A transport's own error names an address at best, and a rank that fails
  * because another one died closes its connections too. So a rank that leaves after a
  * loss first tells the others which rank it was, and blame falls on those that left
- * without a word. Nothing is sent while all is well. */
+ * without a word. Nothing is sent while all is well; a host that no longer answers is
+ * found by TCP's own probes within two minutes. */
 #ifndef BOOST_WORKER_COMM_PEERS_H
 #define BOOST_WORKER_COMM_PEERS_H
 
@@ -21,8 +22,10 @@ MUST_USE int peers_connect(int rank, int world, const char *bind_address, const 
 void peers_close(struct peers *p);
 
 /* The rank whose end came first as far as is known here, waiting at most wait_ms for the news; -1 when
- * all are there. The others are told. Blocking, the rank's thread. */
+ * all are there or left in order. The others are told. Blocking; any thread, one after the other. */
 int peers_blame(struct peers *p, int wait_ms);
+/* Tells the others that this rank needs nobody any more and that its end is no loss. */
+void peers_leave(struct peers *p);
 
 #ifdef __cplusplus
 }
