@@ -47,7 +47,7 @@ GEN_O := $(GEN_C:%.c=%.o)
 objs = $(patsubst %,$(BUILD)/obj/%.o,$(basename $(1)))
 MAINS := daemon/boostd.c daemon/boost-agent.c daemon/boost-keeper.c worker/boost-worker.c ctl/boostctl.c
 # Sources of boost-cuda.so that lie in the worker's folders.
-CUDA_ROOT := worker/cuda_library.c worker/comm/nccl.c
+CUDA_ROOT := worker/cuda_library.c $(wildcard worker/comm/nccl*.c)
 sources = $(filter-out $(MAINS) $(CUDA_ROOT),$(foreach d,$(1),$(wildcard $(d)/*.c $(d)/*.cc)))
 
 LIB = $(BUILD)/lib
@@ -228,7 +228,7 @@ $(ISSUE_TESTS): $(BUILD)/tests/issues/%: $(BUILD)/obj/tests/issues/%.o $(L_WORKE
 
 # tests/gpu/*.c: programs for a machine with a GPU, linked with the worker; deploy/gpu-check.sh runs them.
 GPU_PROGRAMS := $(patsubst tests/gpu/%.c,$(BUILD)/gpu/%,$(wildcard tests/gpu/*.c))
-$(GPU_PROGRAMS): $(BUILD)/gpu/%: $(BUILD)/obj/tests/gpu/%.o $(L_WORKER)
+$(GPU_PROGRAMS): $(BUILD)/gpu/%: $(BUILD)/obj/tests/gpu/%.o $(TEST_SUPPORT) $(L_WORKER)
 	@mkdir -p $(@D)
 	@$(CC) $(LDFLAGS) $(RPATH) -o $@ $^ -lcmocka $(S_WORKER)
 	@echo "  LD   $@"

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "proto/base/fs.h"
 #include "proto/rankfiles.h"
@@ -114,7 +115,7 @@ static int run_rank(const struct arguments *a, struct error *err)
                                                       err);
         rc = start ? ERR_OK : error_context(err, "%s", path);
     }
-    struct rank_orders orders = {.start = start, .rank = (int)a->rank, .log = stdout};
+    struct rank_orders orders = {.start = start, .rank = (int)a->rank, .log = stdout, .end_process = _exit};
     int code = rc ? RANK_EXIT_APP : rank_run(&orders, err); /* bad orders are not the user's fault */
     buffer_free(&bytes);
     arena_free(&arena);

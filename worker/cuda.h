@@ -8,6 +8,10 @@
 
 struct cuda_library {
     const struct kernels *(*kernels)(void);
+    /* nccl_comms_create() of worker/comm/comm.h, which is in the library only. */
+    int (*comms_create)(int rank, const struct comm_layout *layout, const char *bind_address,
+                        const struct rendezvous *rv, int connect_timeout_ms, const struct comms_watch *watch,
+                        struct comms *out, struct error *err);
 };
 
 /* Opens the library at the first call (kernels/library.h: places and errors); it stays open while the process lives.

@@ -3,4 +3,5 @@
 
 const struct cuda_library boost_cuda_library = {
     .kernels = kernels_cuda,
+    .comms_create = nccl_comms_create,
 };

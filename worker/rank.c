@@ -1,10 +1,12 @@
 /* rank.h */
 #include "worker/rank.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdbool.h>
 
 #include "proto/rankfiles.h"
+#include "worker/cuda.h"
 #include "worker/engine.h"
 #include "worker/plan/plan.h"
 #include "worker/rendezvous.h"
@@ -50,9 +52,41 @@ static int check_orders(const struct rank_orders *o, const struct plan *plan, st
     return ERR_OK;
 }
 
-static int choose_kernels(const struct plan *plan, const struct kernels **out, struct error *err)
+/* A rank while it runs. */
+struct life {
+    const struct rank_orders *orders;
+    struct plan plan;
+    const struct cuda_library *cuda; /* NULL: on the CPU */
+    struct report report;
+    struct comms comms;
+    struct local_world *alone; /* of a rank that has no other */
+    bool reporting, connected;
+};
+
+static int check_cuda(const struct rank_orders *o, const struct plan *plan, struct error *err)
 {
-    switch (plan->precision) {
+    if (plan->precision != BOOST__PRECISION__VALUE__BF16) {
+        error_set(err, ERR_UNSUPPORTED, "run.precision of this job is not built for CUDA");
+        return error_hint(err, "set run.precision to BF16, or resources.device to CPU");
+    }
+    if (plan->world > 1 && (o->local || !o->end_process)) {
+        error_set(err, ERR_UNSUPPORTED, "%d ranks as threads of one process cannot share a CUDA device", plan->world);
+        return error_hint(err, "submit the job to boostd, which starts a process for each rank");
+    }
+    return ERR_OK;
+}
+
+static int choose_kernels(struct life *l, const struct kernels **out, struct error *err)
+{
+    const Boost__Resources *res = l->orders->start->spec->resources;
+    if (res && res->device == BOOST__DEVICE__VALUE__CUDA) {
+        int rc = check_cuda(l->orders, &l->plan, err);
+        if (!rc)
+            rc = cuda_library_open(&l->cuda, err);
+        *out = rc ? NULL : l->cuda->kernels();
+        return rc;
+    }
+    switch (l->plan.precision) {
     case BOOST__PRECISION__VALUE__FP32:
         *out = kernels_cpu_fp32();
         return ERR_OK;
@@ -68,79 +102,111 @@ static int choose_kernels(const struct plan *plan, const struct kernels **out, s
     }
 }
 
-static int connect_processes(const struct rank_orders *o, const struct plan *plan, struct report *report,
-                             struct comms *comms, struct error *err)
+/* struct comms_watch: the rank's own thread may be waiting for its device, for ever. */
+static void lost(void *arg, const struct error *why)
 {
+    struct life *l = arg;
+    const struct rank_orders *o = l->orders;
+    const Boost__AttemptStart *s = o->start;
+    const struct rank_status *page = l->report.status;
+    int64_t step = __atomic_load_n(&page->step, __ATOMIC_RELAXED);
+    struct error told = *why, not_told;
+    error_context(&told, "step %" PRId64 "%s%.95s", step + 1, page->collective[0] ? ", last collective: " : "",
+                  page->collective);
+    report_line(&l->report, "rank %d: %s%s%s%s", o->rank, told.message, told.hint[0] ? " (" : "", told.hint,
+                told.hint[0] ? ")" : "");
+    if (report_done(s->run_dir, s->job, s->attempt, o->rank, BOOST__DONE_RECORD__WHY__FAILED, step, NAN, &told,
+                    &not_told))
+        report_line(&l->report, "rank %d: the end cannot be recorded: %s", o->rank, not_told.message);
+    o->end_process(rank_exit_code(why));
+}
+
+static void say(void *arg, const char *line)
+{
+    struct life *l = arg;
+    report_line(&l->report, "%s", line);
+}
+
+static int connect_processes(struct life *l, struct error *err)
+{
+    const struct rank_orders *o = l->orders;
     const Boost__AttemptStart *s = o->start;
     if (!s->rendezvous_socket || !s->data_address)
         return error_set(err, ERR_INVALID, "start.pb names no rendezvous socket or no data address");
-    report_phase(report, BOOST__RANK_UPDATE__PHASE__RENDEZVOUS);
-    report_doing(report, "waiting for the other ranks at the rendezvous");
+    report_phase(&l->report, BOOST__RANK_UPDATE__PHASE__RENDEZVOUS);
+    report_doing(&l->report, "waiting for the other ranks at the rendezvous");
     struct rendezvous_client client;
-    int rc = rendezvous_open(&client, s->rendezvous_socket, s->job, s->attempt, o->rank, s->rendezvous_timeout_ms,
-                             err);
+    int rc = rendezvous_open(&client, s->rendezvous_socket, s->job, s->attempt, o->rank, s->rendezvous_timeout_ms, err);
     if (!rc) {
         struct rendezvous table = rendezvous_table(&client);
-        struct comm_layout layout = engine_layout(plan);
-        rc = gloo_comms_create(o->rank, &layout, s->data_address, &table, s->rendezvous_timeout_ms,
-                               OPERATION_TIMEOUT_MS, comms, err);
+        struct comm_layout layout = engine_layout(&l->plan);
+        struct comms_watch watch = {.lost = lost, .say = say, .arg = l};
+        if (l->cuda)
+            rc = l->cuda->comms_create(o->rank, &layout, s->data_address, &table, s->rendezvous_timeout_ms, &watch,
+                                       &l->comms, err);
+        else
+            rc = gloo_comms_create(o->rank, &layout, s->data_address, &table, s->rendezvous_timeout_ms,
+                                   OPERATION_TIMEOUT_MS, &l->comms, err);
     }
     rendezvous_close(&client);
     return rc;
 }
 
-static int connect_ranks(const struct rank_orders *o, const struct plan *plan, struct report *report,
-                         struct comms *comms, bool *connected, struct error *err)
+/* A rank of its own needs no network. */
+static int connect_alone(struct life *l, struct error *err)
+{
+    struct comm_layout layout = engine_layout(&l->plan);
+    if (l->cuda)
+        return l->cuda->comms_create(0, &layout, NULL, NULL, 0, NULL, &l->comms, err);
+    int rc = local_world_create(&layout, &l->alone, err);
+    return rc ? rc : local_comms_join(l->alone, 0, &l->comms, err);
+}
+
+static int connect_ranks(struct life *l, struct error *err)
 {
     int rc;
-    if (o->local)
-        rc = local_comms_join(o->local, o->rank, comms, err);
+    if (l->plan.world == 1)
+        rc = connect_alone(l, err);
+    else if (l->orders->local)
+        rc = local_comms_join(l->orders->local, l->orders->rank, &l->comms, err);
     else
-        rc = connect_processes(o, plan, report, comms, err);
-    *connected = !rc;
+        rc = connect_processes(l, err);
+    l->connected = !rc;
     if (rc)
         return rc;
-    comms_set_note(comms, report_collective, report);
+    l->report.enqueues = l->comms.world.backend->enqueues;
+    comms_set_note(&l->comms, report_collective, &l->report);
     return ERR_OK;
 }
 
 static int run(const struct rank_orders *o, struct train_end *end, struct error *err)
 {
-    struct plan plan;
-    struct report report = {0};
-    struct comms comms = {0};
-    struct train t = {.start = o->start, .plan = &plan, .comms = &comms, .rank = o->rank, .report = &report};
-    struct local_world *alone = NULL;
-    struct rank_orders orders = *o;
-    bool reporting = false, connected = false;
-    int rc = plan_make(o->start->spec, &plan, err);
+    struct life l = {.orders = o};
+    struct train t = {.start = o->start, .plan = &l.plan, .comms = &l.comms, .rank = o->rank, .report = &l.report};
+    int rc = plan_make(o->start->spec, &l.plan, err);
     if (!rc)
-        rc = check_orders(o, &plan, err);
+        rc = check_orders(o, &l.plan, err);
     if (!rc)
-        rc = choose_kernels(&plan, &t.kernels, err);
+        rc = choose_kernels(&l, &t.kernels, err);
     if (rc)
         goto out;
-    rc = report_open(&report, o->start, o->rank, o->local != NULL, o->log, err);
-    reporting = !rc;
-    if (!rc && !o->local && plan.world == 1) { /* a rank of its own needs no network */
-        rc = local_world_create(&(struct comm_layout){.tp = 1, .dp = 1, .pp = 1}, &alone, err);
-        orders.local = alone;
-    }
+    rc = report_open(&l.report, o->start, o->rank, o->local != NULL, o->log, err);
+    l.reporting = !rc;
     if (!rc)
-        rc = connect_ranks(&orders, &plan, &report, &comms, &connected, err);
+        rc = connect_ranks(&l, err);
     if (!rc)
         rc = train(&t, end, err);
-    if (reporting)
-        report_phase(&report, BOOST__RANK_UPDATE__PHASE__ENDED);
+    if (l.reporting)
+        report_phase(&l.report, BOOST__RANK_UPDATE__PHASE__ENDED);
 out:
     if (rc && o->local)
         local_world_abort(o->local, o->rank);
-    if (connected)
-        comms_destroy(&comms);
-    if (alone)
-        local_world_destroy(alone);
-    if (reporting)
-        report_close(&report);
+    if (l.connected)
+        comms_destroy(&l.comms);
+    if (l.alone)
+        local_world_destroy(l.alone);
+    if (l.reporting)
+        report_close(&l.report);
     return rc;
 }
 

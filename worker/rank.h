@@ -12,8 +12,11 @@
 struct rank_orders {
     const Boost__AttemptStart *start; /* complete: run_dir, checkpoint_dir, threads_per_rank, ... */
     int rank;
-    struct local_world *local; /* collectives between threads; NULL: Gloo between processes */
+    struct local_world *local; /* collectives between threads; NULL: Gloo or NCCL between processes */
     FILE *log;
+    /* Ends the process at once with an exit code. On a device a rank may wait for a lost one in a call that never
+     * returns; then this is called, from another thread, once the DONE record is written. */
+    void (*end_process)(int exit_code);
 };
 
 /* Runs the rank to its end and writes the DONE record whatever happens. Returns the exit code of

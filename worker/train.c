@@ -36,7 +36,7 @@ static int start_weights(struct run *r, struct error *err);
 static int one_step(struct run *r, struct error *err);
 static int evaluate(struct run *r, struct error *err);
 static int finish(struct run *r, struct error *err);
-static void release(struct run *r);
+static void release(struct run *r, const struct error *why);
 
 int train(const struct train *t, struct train_end *end, struct error *err)
 {
@@ -52,7 +52,7 @@ int train(const struct train *t, struct train_end *end, struct error *err)
     if (!rc)
         rc = finish(&r, err);
     *end = (struct train_end){.step = r.at.step, .stopped = r.stopped, .eval_loss = r.eval_loss};
-    release(&r);
+    release(&r, rc ? err : NULL);
     return rc;
 }
 
@@ -362,9 +362,12 @@ static int finish(struct run *r, struct error *err)
     return ERR_OK;
 }
 
-static void release(struct run *r)
+/* `why` the rank failed, or NULL. */
+static void release(struct run *r, const struct error *why)
 {
     checkpoint_close(r->checkpoint);
+    if (why)
+        comms_abort(r->t->comms, why); /* freeing a device's memory waits for its kernels, which may wait for other ranks */
     if (r->engine)
         engine_destroy(r->engine);
     data_close(&r->data);

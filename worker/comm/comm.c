@@ -1,5 +1,6 @@
 /* comm.h: the calls that model code makes. Counting, timing and naming happen here, once,
  * so that every backend is counted alike. */
+#include <math.h>
 #include <string.h>
 
 #include "proto/base/clock.h"
@@ -53,6 +54,17 @@ static int leave(struct comm *c, enum comm_kind kind, int64_t elements, int64_t 
     return ERR_OK;
 }
 
+/* What a call leaves in a group of one. */
+static void copy_alone(struct comm *c, struct kstream *ks, void *to, const void *from, int64_t bytes)
+{
+    if (to == from)
+        return;
+    if (c->backend->copy)
+        c->backend->copy(ks, to, from, (size_t)bytes);
+    else
+        memcpy(to, from, (size_t)bytes);
+}
+
 int comm_all_reduce(struct comm *c, struct kstream *ks, const struct comm_segment *segments, int n, enum comm_op op,
                     const char *what, struct error *err)
 {
@@ -73,8 +85,7 @@ int comm_reduce_scatter(struct comm *c, struct kstream *ks, void *data, void *ou
 {
     int64_t elements = c->size * chunk, bytes = elements * (int64_t)dtype_size(dtype);
     if (c->size == 1) {
-        if (data != out)
-            memcpy(out, data, (size_t)bytes);
+        copy_alone(c, ks, out, data, bytes);
         return ERR_OK;
     }
     int64_t started = enter(c, what);
@@ -87,8 +98,7 @@ int comm_all_gather(struct comm *c, struct kstream *ks, const void *in, void *ou
 {
     int64_t elements = c->size * chunk, bytes = elements * (int64_t)dtype_size(dtype);
     if (c->size == 1) {
-        if (in != out)
-            memcpy(out, in, (size_t)bytes);
+        copy_alone(c, ks, out, in, bytes);
         return ERR_OK;
     }
     int64_t started = enter(c, what);
@@ -131,6 +141,12 @@ void comm_destroy(struct comm *c)
         c->backend->destroy(c);
     c->backend = NULL;
     c->state = NULL;
+}
+
+void comms_abort(struct comms *c, const struct error *why)
+{
+    if (c->world.backend && c->world.backend->abort)
+        c->world.backend->abort(&c->world, why);
 }
 
 void comms_destroy(struct comms *c)
@@ -177,7 +193,7 @@ struct comm *comms_group(struct comms *c, enum comm_group g)
 
 double comms_seconds(const struct comms *c)
 {
-    double sum = 0;
+    double sum = c->world.backend->enqueues ? (double)NAN : 0;
     for (int g = 0; g < GROUP_COUNT; g++)
         sum += c->seconds[g];
     return sum;

@@ -1,5 +1,5 @@
 /* Collectives behind one small interface: LOCAL (ranks as threads of one process,
- * fixed order, for tests), GLOO (processes); NCCL later.
+ * fixed order, for tests), GLOO (processes), NCCL (processes with a CUDA device each).
  *
  * A struct comm is one rank's end of one group. All ranks of a group call the
  * same operations in the same order. A call is enqueued on the rank's kernel stream
@@ -70,7 +70,8 @@ struct comm_backend {
     const char *name;
     int (*all_reduce)(struct comm *c, struct kstream *ks, const struct comm_segment *segments, int n, enum comm_op op,
                       struct error *err);
-    /* data is [size][chunk] of dtype on entry; on return chunk number `rank` holds the sum and is copied to `out`. */
+    /* data is [size][chunk] of dtype; out gets the sum of chunk number `rank`, in whose place it may lie. The rest of data
+     * is undefined afterwards. */
     int (*reduce_scatter)(struct comm *c, struct kstream *ks, void *data, void *out, int64_t chunk, enum dtype dtype,
                           struct error *err);
     /* out [size][chunk] from each rank's in [chunk]. */
@@ -81,6 +82,10 @@ struct comm_backend {
     int (*exchange)(struct comm *c, struct kstream *ks, const struct comm_message *send,
                     const struct comm_message *recv, struct error *err);
     void (*destroy)(struct comm *c);
+    bool enqueues; /* calls are done when the stream comes to them: the host cannot tell how long they take */
+    /* In the memory that the calls work on, for a group of one; NULL: memcpy. */
+    void (*copy)(struct kstream *ks, void *to, const void *from, size_t bytes);
+    void (*abort)(struct comm *world, const struct error *why); /* comms_abort(); NULL: not needed */
 };
 
 /* The calls model code makes (comm.c): they count, time, note, and do nothing in a group of one
@@ -120,11 +125,14 @@ struct comms {
     struct comm_counters counters; /* an entry is one group's, so written by one thread at a time */
     double seconds[GROUP_COUNT];
 };
-/* In collectives so far, those under the rank's computation too. While none is under way. */
+/* In collectives so far, those under the rank's computation too; NaN where the host cannot tell. While none is under way. */
 double comms_seconds(const struct comms *c);
 struct comm *comms_group(struct comms *c, enum comm_group g);
 void comms_set_pass(struct comms *c, enum comm_pass pass);
 void comms_set_note(struct comms *c, void (*note)(void *arg, const char *what), void *arg);
+/* For a rank that fails because of `why`, before it frees what its calls work on: ends the calls under way, which may
+ * wait for other ranks for ever. Only comms_destroy() may follow. */
+void comms_abort(struct comms *c, const struct error *why);
 
 /* ---- LOCAL: worker/comm/local.c ---- */
 struct local_world; /* shared by the ranks of one process */
@@ -144,6 +152,25 @@ struct rendezvous {
 };
 MUST_USE int gloo_comms_create(int rank, const struct comm_layout *layout, const char *bind_address,
                                const struct rendezvous *rv, int connect_timeout_ms, int op_timeout_ms,
+                               struct comms *out, struct error *err);
+
+/* ---- NCCL: worker/comm/nccl.c, in the CUDA library ---- */
+/* How the groups of a rank speak to it. */
+struct comms_watch {
+    /* Another rank or the connection to it is lost (why->code), seen by a thread that watches while the rank waits for its
+     * device: that wait may never end, so this has to end the process. Called at most once. */
+    void (*lost)(void *arg, const struct error *why);
+    /* A line for the rank's log. The thread of nccl_comms_create() or comms_destroy(). */
+    void (*say)(void *arg, const char *line);
+    void *arg;
+};
+/* On the process's first visible device; a process has one rank. Every operation takes the kstream of the CUDA kernels and
+ * may be captured. bind_address and rv serve as for Gloo (both unused when the layout has one rank). Ends by connect_timeout_ms
+ * whatever the others do. Ranks that share a device are connected as if each were on a host of its own, by variables
+ * set in this process's environment: correct, never fast. ERR_DEVICE: the device, the driver, NCCL's own trouble.
+ * comms_destroy() in order says so to the other ranks, after comms_abort() it does not; both end by a deadline. */
+MUST_USE int nccl_comms_create(int rank, const struct comm_layout *layout, const char *bind_address,
+                               const struct rendezvous *rv, int connect_timeout_ms, const struct comms_watch *watch,
                                struct comms *out, struct error *err);
 
 void comms_destroy(struct comms *c);

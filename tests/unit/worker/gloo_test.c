@@ -1,57 +1,9 @@
 /* Gloo between real processes: every kind, type and shape against sums that are exact, the
  * groups of a 2 x 2 layout, and what a rank says when another one is killed, missing or stopped. */
+#include "tests/unit/worker/exact_sums.h"
 #include "tests/unit/worker/processes.h"
 
 /* ---- exact sums ------------------------------------------------------------------ */
-
-/* Element i of rank r: small integers, so that every sum is exact in every type. */
-static double value(int rank, int64_t i)
-{
-    return (double)((rank + 1) * (int)(i % 13) - 6);
-}
-
-static double get(enum dtype t, const void *data, int64_t i)
-{
-    switch (t) {
-    case DTYPE_F64:
-        return ((const double *)data)[i];
-    case DTYPE_I32:
-        return ((const int32_t *)data)[i];
-    case DTYPE_BF16: {
-        uint32_t bits = (uint32_t)((const uint16_t *)data)[i] << 16;
-        float f;
-        memcpy(&f, &bits, sizeof f);
-        return (double)f;
-    }
-    default:
-        return (double)((const float *)data)[i];
-    }
-}
-
-static void put(enum dtype t, void *data, int64_t i, double v)
-{
-    float f = (float)v;
-    uint32_t bits;
-    memcpy(&bits, &f, sizeof bits);
-    if (t == DTYPE_F64)
-        ((double *)data)[i] = v;
-    else if (t == DTYPE_I32)
-        ((int32_t *)data)[i] = (int32_t)v;
-    else if (t == DTYPE_BF16)
-        ((uint16_t *)data)[i] = (uint16_t)(bits >> 16); /* these values are exact in bf16 */
-    else
-        ((float *)data)[i] = f;
-}
-
-static double expected(enum comm_op op, int ranks, int first, int64_t i)
-{
-    double v = value(first, i);
-    for (int r = 1; r < ranks; r++) {
-        double x = value(first + r, i);
-        v = op == COMM_SUM ? v + x : x > v ? x : v;
-    }
-    return v;
-}
 
 static int check_all_reduce(struct comms *comms, struct comm *c, int first)
 {

@@ -1,4 +1,5 @@
-/* Ranks as processes over Gloo, for tests: a fake agent for the rendezvous, a pipe from each rank. */
+/* Ranks as processes, for tests: a fake agent for the rendezvous, a pipe from each rank. Over Gloo unless a test
+ * connects them otherwise. */
 #ifndef BOOST_TESTS_WORKER_PROCESSES_H
 #define BOOST_TESTS_WORKER_PROCESSES_H
 
@@ -25,8 +26,13 @@
 
 enum { MAX_PROCESSES = 32, CONNECT_MS = 60000, TIMED_OUT = 99 };
 
+struct world;
+/* Connects a rank, in its process. */
+typedef int connect_rank(const struct world *w, int rank, const struct rendezvous *rv, int to_test, struct comms *comms,
+                         struct error *err);
 struct world {
     int size, op_timeout_ms;
+    connect_rank *connect;
     struct comm_layout layout;
     char dir[64], socket[96];
     struct fake_agent *agent;
@@ -44,6 +50,13 @@ typedef int rank_body(struct comms *comms, int to_test);
         }                                                                                                 \
     } while (0)
 
+static inline int connect_gloo(const struct world *w, int rank, const struct rendezvous *rv, int to_test,
+                               struct comms *comms, struct error *err)
+{
+    (void)to_test;
+    return gloo_comms_create(rank, &w->layout, "127.0.0.1", rv, CONNECT_MS, w->op_timeout_ms, comms, err);
+}
+
 static inline void child(struct world *w, int rank, rank_body *body, int to_test)
 {
     signal(SIGPIPE, SIG_IGN);
@@ -55,7 +68,7 @@ static inline void child(struct world *w, int rank, rank_body *body, int to_test
     if (rendezvous_open(&client, w->socket, 1, 1, rank, CONNECT_MS, &err))
         _exit(10);
     struct rendezvous rv = rendezvous_table(&client);
-    if (gloo_comms_create(rank, &w->layout, "127.0.0.1", &rv, CONNECT_MS, w->op_timeout_ms, &comms, &err)) {
+    if (w->connect(w, rank, &rv, to_test, &comms, &err)) {
         fprintf(stderr, "# rank %d: %s\n", rank, err.message);
         _exit(11);
     }
@@ -65,11 +78,11 @@ static inline void child(struct world *w, int rank, rank_body *body, int to_test
     _exit(rc);
 }
 
-static inline void start_layout(struct world *w, int size, const struct comm_layout *layout, int op_timeout_ms,
-                                rank_body *body)
+static inline void start_connected(struct world *w, int size, const struct comm_layout *layout, int op_timeout_ms,
+                                   connect_rank *connect, rank_body *body)
 {
-    *w = (struct world){.size = size, .layout = *layout, .op_timeout_ms = op_timeout_ms};
-    snprintf(w->dir, sizeof w->dir, "/tmp/boost-gloo-XXXXXX");
+    *w = (struct world){.size = size, .layout = *layout, .op_timeout_ms = op_timeout_ms, .connect = connect};
+    snprintf(w->dir, sizeof w->dir, "/tmp/boost-ranks-XXXXXX");
     assert_non_null(mkdtemp(w->dir));
     snprintf(w->socket, sizeof w->socket, "%s/rv.sock", w->dir);
     w->agent = fake_agent_start(w->socket);
@@ -87,6 +100,12 @@ static inline void start_layout(struct world *w, int size, const struct comm_lay
         close(fds[1]);
         w->from[i] = fds[0];
     }
+}
+
+static inline void start_layout(struct world *w, int size, const struct comm_layout *layout, int op_timeout_ms,
+                                rank_body *body)
+{
+    start_connected(w, size, layout, op_timeout_ms, connect_gloo, body);
 }
 
 static inline void start(struct world *w, int size, int tp, int op_timeout_ms, rank_body *body)

@@ -1,0 +1,150 @@
+/* Ranks as processes that share one GPU over NCCL. */
+#ifndef BOOST_TESTS_GPU_NCCL_RANKS_H
+#define BOOST_TESTS_GPU_NCCL_RANKS_H
+
+#include <stdatomic.h>
+
+#include "proto/rankfiles.h"
+#include "tests/unit/worker/exact_sums.h"
+#include "tests/unit/worker/processes.h"
+#include "worker/cuda.h"
+
+enum { ALIVE_MS = 40000 /* with processes.h's 40 s: how long a rank may live */ };
+
+/* Of a rank's process. */
+static const struct cuda_library *library;
+static const struct kernels *k;
+static struct kstream *ks;
+static int to_parent;
+
+/* The test's; a rank has the value at its fork. */
+static int connect_ms = 40000;
+
+/* ---- is there a GPU ---------------------------------------------------------------- */
+
+static inline int open_device(struct error *err)
+{
+    int rc = cuda_library_open(&library, err);
+    if (rc)
+        return rc;
+    k = library->kernels();
+    return k->stream_create(1, &ks, err);
+}
+
+/* In a process of its own: a process that has used CUDA cannot fork ranks that use it. The code of its error. */
+static inline int probe(void)
+{
+    fflush(NULL);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (!pid) {
+        struct error err;
+        error_clear(&err);
+        int rc = open_device(&err);
+        if (rc)
+            printf("# no CUDA: %s\n", err.message);
+        fflush(NULL);
+        _exit(rc);
+    }
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+/* A machine that has a GPU must not pass by skipping, unless this build has no CUDA backend. */
+static inline void need_gpu(void)
+{
+    static int code = -2;
+    if (code == -2)
+        code = probe();
+    bool must = getenv("BOOST_CUDA_LIBRARY") || (!access("/dev/nvidia0", F_OK) && code != ERR_UNSUPPORTED);
+    if (code && must)
+        fail_msg("CUDA cannot be used here");
+    if (code)
+        skip();
+}
+
+/* ---- ranks -------------------------------------------------------------------------- */
+
+/* Tells the test and ends the rank; who comes first, the rank's thread or the watcher's. */
+static inline void tell_and_end(const struct error *why)
+{
+    static atomic_bool told;
+    if (atomic_exchange(&told, true))
+        for (;;)
+            pause();
+    dprintf(to_parent, "%s %s", error_code_name(why->code), why->message);
+    _exit(RANK_EXIT_PEER);
+}
+
+static inline void lost(void *arg, const struct error *why)
+{
+    (void)arg;
+    tell_and_end(why);
+}
+
+static inline void say(void *arg, const char *line)
+{
+    (void)arg;
+    fprintf(stderr, "# %s\n", line);
+}
+
+static const struct comms_watch watcher = {.lost = lost, .say = say};
+
+static inline int connect_nccl(const struct world *w, int rank, const struct rendezvous *rv, int to_test,
+                               struct comms *comms, struct error *err)
+{
+    to_parent = to_test;
+    int rc = open_device(err);
+    if (!rc)
+        rc = library->comms_create(rank, &w->layout, "127.0.0.1", rv, connect_ms, &watcher, comms, err);
+    if (rc)
+        tell_and_end(err);
+    return rc;
+}
+
+static inline void begin(struct world *w, int tp, int dp, int pp, rank_body *body)
+{
+    struct comm_layout layout = {.tp = tp, .dp = dp, .pp = pp, .ends = pp > 1};
+    start_connected(w, tp * dp * pp, &layout, ALIVE_MS, connect_nccl, body);
+}
+
+/* Device memory holding elements of `rank`'s numbers; NULL is a failure. */
+static inline void *numbers(enum dtype t, int64_t n, int rank)
+{
+    struct error err;
+    size_t bytes = (size_t)n * dtype_size(t);
+    void *host = malloc(bytes), *to = k->alloc(bytes, &err);
+    for (int64_t i = 0; i < n; i++)
+        put(t, host, i, value(rank, i));
+    if (to) {
+        k->upload(ks, to, host, bytes);
+        if (k->stream_sync(ks, &err))
+            to = NULL;
+    }
+    free(host);
+    return to;
+}
+
+/* Whether element i of device memory is times * want(i) for all of [0, n). */
+static inline bool holds(enum dtype t, const void *data, int64_t n, enum comm_op op, int ranks, int first, int64_t from,
+                         double times)
+{
+    struct error err;
+    void *host = malloc((size_t)n * dtype_size(t));
+    k->download(ks, host, data, (size_t)n * dtype_size(t));
+    bool right = !k->stream_sync(ks, &err);
+    if (!right)
+        fprintf(stderr, "# %s\n", err.message);
+    for (int64_t i = 0; i < n && right; i++) {
+        double want = times * expected(op, ranks, first, from + i);
+        right = get(t, host, i) == want;
+        if (!right)
+            fprintf(stderr, "# %s element %lld of %lld: %g, not %g\n", dtype_name(t), (long long)i, (long long)n,
+                    get(t, host, i), want);
+    }
+    free(host);
+    return right;
+}
+
+#endif

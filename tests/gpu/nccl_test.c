@@ -1,0 +1,291 @@
+/* NCCL between real processes that share one GPU, which NCCL does over sockets: every kind, type and shape against sums
+ * that are exact, and captured calls. */
+#include "tests/gpu/nccl_ranks.h"
+
+/* ---- exact sums ------------------------------------------------------------------------ */
+
+static int check_all_reduce(struct comms *comms, struct comm *c, int first)
+{
+    static const int64_t counts[] = {1, 7, 1000, 300001};
+    struct error err;
+    for (int t = 0; t < DTYPE_COUNT; t++)
+        for (int op = COMM_SUM; op <= COMM_MAX; op++)
+            for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+                struct comm_segment s = {numbers((enum dtype)t, counts[i], comms->world.rank), counts[i],
+                                         (enum dtype)t};
+                CHECK(s.data);
+                CHECK(!comm_all_reduce(c, ks, &s, 1, (enum comm_op)op, "test", &err));
+                CHECK(holds((enum dtype)t, s.data, counts[i], (enum comm_op)op, c->size, first, 0, 1));
+                k->release(s.data);
+            }
+    return 0;
+}
+
+static int all_reduces(struct comms *comms, int to_test)
+{
+    (void)to_test;
+    int tp = comms->tp.size;
+    return check_all_reduce(comms, &comms->world, 0) ||
+           (tp > 1 && check_all_reduce(comms, &comms->tp, comms->world.rank / tp * tp));
+}
+
+static void sums_and_maxima_are_exact_for_every_type(void **state)
+{
+    (void)state;
+    need_gpu();
+    struct world w;
+    begin(&w, 2, 1, 1, all_reduces);
+    all_end_well(&w);
+    begin(&w, 2, 2, 1, all_reduces);
+    all_end_well(&w);
+}
+
+static int groups_body(struct comms *comms, int to_test)
+{
+    (void)to_test;
+    struct error err;
+    struct comm_layout layout = {
+        .tp = comms->tp.size, .dp = comms->dp.size, .pp = comms->pp.size, .ends = comms->pp.size > 1};
+    for (int g = 0; g < GROUP_COUNT; g++) {
+        struct comm_place place = comm_place_of(&layout, comms->world.rank, (enum comm_group)g);
+        double x = comms->world.rank, want = 0;
+        for (int i = 0; i < place.size; i++)
+            want += place.first + i * place.step;
+        struct comm_segment s = {k->alloc(sizeof x, &err), 1, DTYPE_F64};
+        CHECK(s.data);
+        k->upload(ks, s.data, &x, sizeof x);
+        CHECK(!comm_all_reduce(comms_group(comms, (enum comm_group)g), ks, &s, 1, COMM_SUM, "test", &err));
+        k->download(ks, &x, s.data, sizeof x);
+        CHECK(!k->stream_sync(ks, &err));
+        CHECK(x == want);
+        k->release(s.data);
+    }
+    return 0;
+}
+
+static void every_layout_has_its_groups(void **state)
+{
+    (void)state;
+    need_gpu();
+    static const int layouts[][3] = {{2, 2, 1}, {2, 1, 2}, {1, 2, 2}, {1, 1, 3}};
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+        struct world w;
+        begin(&w, layouts[i][0], layouts[i][1], layouts[i][2], groups_body);
+        all_end_well(&w);
+    }
+}
+
+/* A latent in bf16 with its statistic in fp32, as the online norm sends them. */
+static int segments_body(struct comms *comms, int to_test)
+{
+    (void)to_test;
+    struct error err;
+    struct comm *c = &comms->tp;
+    struct comm_segment s[] = {{numbers(DTYPE_BF16, 70000, c->rank), 70000, DTYPE_BF16},
+                               {numbers(DTYPE_F32, 513, c->rank), 513, DTYPE_F32},
+                               {numbers(DTYPE_F64, 3, c->rank), 3, DTYPE_F64}};
+    c->pass = PASS_BACKWARD;
+    CHECK(s[0].data && s[1].data && s[2].data);
+    CHECK(!comm_all_reduce(c, ks, s, 3, COMM_SUM, "test", &err));
+    for (int i = 0; i < 3; i++)
+        CHECK(holds(s[i].dtype, s[i].data, s[i].count, COMM_SUM, c->size, 0, 0, 1));
+    const struct comm_count *count = &comms->counters.by[GROUP_TP][COMM_ALL_REDUCE][PASS_BACKWARD];
+    CHECK(count->calls == 1 && count->elements == 70516 && count->bytes == 70000 * 2 + 513 * 4 + 3 * 8);
+    return 0;
+}
+
+static void segments_are_one_call(void **state)
+{
+    (void)state;
+    need_gpu();
+    struct world w;
+    begin(&w, 2, 1, 1, segments_body);
+    all_end_well(&w);
+}
+
+/* Apart and in place, as the engine does both. */
+static int scatter_and_gather(struct comms *comms, int to_test)
+{
+    (void)to_test;
+    static const int64_t chunks[] = {1, 5, 100003};
+    struct error err;
+    struct comm *c = &comms->world;
+    for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++)
+        for (int t = 0; t < DTYPE_COUNT; t++)
+            for (int in_place = 0; in_place < 2; in_place++) {
+                enum dtype dtype = (enum dtype)t;
+                int64_t chunk = chunks[i], all = chunk * c->size, mine = chunk * c->rank;
+                char *data = numbers(dtype, all, c->rank), *apart = numbers(dtype, chunk, c->rank);
+                CHECK(data && apart);
+                char *part = in_place ? data + (size_t)mine * dtype_size(dtype) : apart;
+                CHECK(!comm_reduce_scatter(c, ks, data, part, chunk, dtype, "test", &err));
+                CHECK(holds(dtype, part, chunk, COMM_SUM, c->size, 0, mine, 1));
+                CHECK(!comm_all_gather(c, ks, part, data, chunk, dtype, "test", &err));
+                CHECK(holds(dtype, data, all, COMM_SUM, c->size, 0, 0, 1));
+                k->release(data);
+                k->release(apart);
+            }
+    const struct comm_count *count = &comms->counters.by[GROUP_WORLD][COMM_ALL_GATHER][PASS_FORWARD];
+    CHECK(count->calls == 24 && count->elements == 8 * c->size * (1 + 5 + 100003));
+    return 0;
+}
+
+static void reduce_scatter_and_all_gather_agree(void **state)
+{
+    (void)state;
+    need_gpu();
+    struct world w;
+    begin(&w, 2, 1, 1, scatter_and_gather);
+    all_end_well(&w);
+    begin(&w, 4, 1, 1, scatter_and_gather);
+    all_end_well(&w);
+}
+
+/* Both directions of a border at once, several segments each way, between neighbours of a chain. */
+static int exchange_body(struct comms *comms, int to_test)
+{
+    (void)to_test;
+    enum { UP = 400, MORE = 600, DOWN = 70000 };
+    struct error err;
+    struct comm *c = &comms->pp;
+    int rank = c->rank, last = c->size - 1;
+    struct comm_segment up[] = {{numbers(DTYPE_BF16, UP, rank), UP, DTYPE_BF16},
+                                {numbers(DTYPE_F32, MORE, rank), MORE, DTYPE_F32}},
+                        down = {numbers(DTYPE_BF16, DOWN, rank), DOWN, DTYPE_BF16},
+                        of_left[] = {{numbers(DTYPE_BF16, UP, 9), UP, DTYPE_BF16},
+                                     {numbers(DTYPE_F32, MORE, 9), MORE, DTYPE_F32}},
+                        of_right = {numbers(DTYPE_BF16, DOWN, 9), DOWN, DTYPE_BF16};
+    for (int turn = 0; turn < 5; turn++) {
+        struct comm_message to_right = {rank + 1, up, 2, PASS_FORWARD}, to_left = {rank - 1, &down, 1, PASS_BACKWARD};
+        struct comm_message from_left = {rank - 1, of_left, 2, PASS_FORWARD},
+                            from_right = {rank + 1, &of_right, 1, PASS_BACKWARD};
+        CHECK(!comm_exchange(c, ks, rank < last ? &to_right : NULL, rank > 0 ? &from_left : NULL, "up", &err));
+        CHECK(!comm_exchange(c, ks, rank > 0 ? &to_left : NULL, rank < last ? &from_right : NULL, "down", &err));
+        if (rank < 2) { /* between two ranks in one call */
+            struct comm_message give = {1 - rank, rank ? &down : up, rank ? 1 : 2, PASS_STEP};
+            struct comm_message take = {1 - rank, rank ? of_left : &of_right, rank ? 2 : 1, PASS_STEP};
+            CHECK(!comm_exchange(c, ks, &give, &take, "both", &err));
+        }
+        if (rank > 0)
+            CHECK(holds(DTYPE_BF16, of_left[0].data, UP, COMM_SUM, 1, rank - 1, 0, 1) &&
+                  holds(DTYPE_F32, of_left[1].data, MORE, COMM_SUM, 1, rank - 1, 0, 1));
+        if (rank < last)
+            CHECK(holds(DTYPE_BF16, of_right.data, DOWN, COMM_SUM, 1, rank + 1, 0, 1));
+    }
+    const struct comm_count *sent = &comms->counters.by[GROUP_PP][COMM_SEND][PASS_BACKWARD];
+    CHECK(sent->calls == (rank > 0 ? 5 : 0) && sent->elements == sent->calls * DOWN);
+    return 0;
+}
+
+static void neighbours_exchange(void **state)
+{
+    (void)state;
+    need_gpu();
+    struct world w;
+    begin(&w, 1, 1, 3, exchange_body);
+    all_end_well(&w);
+}
+
+/* ---- captured calls -------------------------------------------------------------------- */
+
+/* Each replay sums what the one before left: S, then S size, then S size^2. */
+static int replay(struct comms *comms, bool after_a_plain_call)
+{
+    enum { N = 5000, CHUNK = 1000 };
+    struct error err;
+    struct comm *c = &comms->tp;
+    struct comm_segment s[] = {{numbers(DTYPE_BF16, N, c->rank), N, DTYPE_BF16},
+                               {numbers(DTYPE_F32, 77, c->rank), 77, DTYPE_F32}};
+    char *parts = numbers(DTYPE_F32, CHUNK * c->size, c->rank), *part = numbers(DTYPE_F32, CHUNK, c->rank);
+    void *plain = numbers(DTYPE_F32, N, c->rank);
+    struct kgraph *graph;
+    CHECK(s[0].data && s[1].data && parts && part && plain);
+    if (after_a_plain_call) {
+        struct comm_segment one = {plain, N, DTYPE_F32};
+        CHECK(!comm_all_reduce(c, ks, &one, 1, COMM_SUM, "test", &err));
+        CHECK(holds(DTYPE_F32, plain, N, COMM_SUM, c->size, 0, 0, 1));
+    }
+    CHECK(!k->capture_begin(ks, &err));
+    CHECK(!comm_all_reduce(c, ks, s, 2, COMM_SUM, "test", &err));
+    CHECK(!comm_reduce_scatter(&comms->world, ks, parts, part, CHUNK, DTYPE_F32, "test", &err));
+    CHECK(!comm_all_gather(&comms->world, ks, part, parts, CHUNK, DTYPE_F32, "test", &err));
+    CHECK(!k->capture_end(ks, &graph, &err));
+    double times = 1;
+    for (int turn = 0; turn < 3; turn++, times *= c->size) {
+        k->graph_launch(ks, graph);
+        CHECK(holds(DTYPE_BF16, s[0].data, N, COMM_SUM, c->size, 0, 0, times));
+        CHECK(holds(DTYPE_F32, s[1].data, 77, COMM_SUM, c->size, 0, 0, times));
+        CHECK(holds(DTYPE_F32, parts, CHUNK * c->size, COMM_SUM, c->size, 0, 0, times));
+    }
+    k->graph_destroy(graph);
+    return 0;
+}
+
+static int captured(struct comms *comms, int to_test)
+{
+    (void)to_test;
+    return replay(comms, true);
+}
+
+static int captured_first(struct comms *comms, int to_test)
+{
+    (void)to_test;
+    return replay(comms, false);
+}
+
+static void captured_calls_replay(void **state)
+{
+    (void)state;
+    need_gpu();
+    struct world w;
+    begin(&w, 2, 1, 1, captured);
+    all_end_well(&w);
+    begin(&w, 4, 1, 1, captured);
+    all_end_well(&w);
+}
+
+static void the_first_call_may_be_captured(void **state)
+{
+    (void)state;
+    need_gpu();
+    struct world w;
+    begin(&w, 2, 1, 1, captured_first);
+    all_end_well(&w);
+}
+
+/* ---- one rank ------------------------------------------------------------------------- */
+
+static int alone(struct comms *comms, int to_test)
+{
+    (void)to_test;
+    struct error err;
+    void *a = numbers(DTYPE_F32, 100, 2), *b = numbers(DTYPE_F32, 100, 5);
+    CHECK(a && b && comms->world.size == 1);
+    CHECK(!comm_all_gather(&comms->tp, ks, a, b, 100, DTYPE_F32, "test", &err));
+    CHECK(holds(DTYPE_F32, b, 100, COMM_SUM, 1, 2, 0, 1));
+    return 0;
+}
+
+static void a_rank_alone_needs_nobody(void **state)
+{
+    (void)state;
+    need_gpu();
+    struct world w;
+    begin(&w, 1, 1, 1, alone);
+    all_end_well(&w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_rank_alone_needs_nobody),
+        cmocka_unit_test(sums_and_maxima_are_exact_for_every_type),
+        cmocka_unit_test(every_layout_has_its_groups),
+        cmocka_unit_test(segments_are_one_call),
+        cmocka_unit_test(reduce_scatter_and_all_gather_agree),
+        cmocka_unit_test(neighbours_exchange),
+        cmocka_unit_test(captured_calls_replay),
+        cmocka_unit_test(the_first_call_may_be_captured),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

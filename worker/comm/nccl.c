@@ -1,0 +1,189 @@
+/* comm.h: NCCL, the operations. nccl_connect.c and nccl_watch.c have the rest. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cuda/cuda.h"
+#include "worker/comm/nccl_rank.h"
+
+static const ncclDataType_t types[DTYPE_COUNT] = {
+    [DTYPE_F32] = ncclFloat32, [DTYPE_F64] = ncclFloat64, [DTYPE_BF16] = ncclBfloat16, [DTYPE_I32] = ncclInt32};
+/* NCCL's maximum passes over a NaN: one among the logits is in the sums of the loss that follow. */
+static const ncclRedOp_t ops[] = {[COMM_SUM] = ncclSum, [COMM_MAX] = ncclMax};
+
+static int begin(struct nccl_rank *r, struct error *err)
+{
+    pthread_mutex_lock(&r->calls);
+    if (!atomic_load(&r->aborted))
+        return ERR_OK;
+    pthread_mutex_unlock(&r->calls);
+    error_set(err, ERR_PEER_LOST, "the groups were given up: %s", r->why.message);
+    return ERR_PEER_LOST;
+}
+
+/* In progress, though these communicators block: NCCL_COMM_BLOCKING=0 in the environment makes them non-blocking. The
+ * call must be through before the next one; while it is not, the watcher sees to lost ranks. */
+static int end(struct member *m, ncclResult_t status, struct error *err)
+{
+    while (status == ncclInProgress) {
+        ncclResult_t now, asked = ncclCommGetAsyncError(m->comm, &now);
+        status = asked == ncclSuccess ? now : asked;
+        if (status == ncclInProgress)
+            nccl_pause_us(20);
+    }
+    pthread_mutex_unlock(&m->rank->calls);
+    return status == ncclSuccess ? ERR_OK : nccl_explain(m->rank, status, NCCL_BLAME_WAIT_MS, err);
+}
+
+static bool fine(ncclResult_t status)
+{
+    return status == ncclSuccess || status == ncclInProgress;
+}
+
+/* Closes a group of calls; the first error counts. */
+static ncclResult_t group_end(ncclResult_t status)
+{
+    ncclResult_t ended = ncclGroupEnd();
+    return fine(status) ? ended : status;
+}
+
+static int nccl_all_reduce(struct comm *c, struct kstream *ks, const struct comm_segment *segments, int n,
+                           enum comm_op op, struct error *err)
+{
+    struct member *m = c->state;
+    int rc = begin(m->rank, err);
+    if (rc)
+        return rc;
+    ncclResult_t status = ncclGroupStart();
+    if (status != ncclSuccess)
+        return end(m, status, err);
+    for (int i = 0; i < n && fine(status); i++)
+        if (segments[i].count)
+            status = ncclAllReduce(segments[i].data, segments[i].data, (size_t)segments[i].count,
+                                   types[segments[i].dtype], ops[op], m->comm, ks->stream);
+    return end(m, group_end(status), err);
+}
+
+static int nccl_reduce_scatter(struct comm *c, struct kstream *ks, void *data, void *out, int64_t chunk,
+                               enum dtype dtype, struct error *err)
+{
+    struct member *m = c->state;
+    int rc = begin(m->rank, err);
+    if (rc)
+        return rc;
+    return end(m, ncclReduceScatter(data, out, (size_t)chunk, types[dtype], ncclSum, m->comm, ks->stream), err);
+}
+
+static int nccl_all_gather(struct comm *c, struct kstream *ks, const void *in, void *out, int64_t chunk,
+                           enum dtype dtype, struct error *err)
+{
+    struct member *m = c->state;
+    int rc = begin(m->rank, err);
+    if (rc)
+        return rc;
+    return end(m, ncclAllGather(in, out, (size_t)chunk, types[dtype], m->comm, ks->stream), err);
+}
+
+static int nccl_exchange(struct comm *c, struct kstream *ks, const struct comm_message *give,
+                         const struct comm_message *take, struct error *err)
+{
+    struct member *m = c->state;
+    int rc = begin(m->rank, err);
+    if (rc)
+        return rc;
+    ncclResult_t status = ncclGroupStart();
+    if (status != ncclSuccess)
+        return end(m, status, err);
+    for (int i = 0; give && i < give->n && fine(status); i++)
+        status = ncclSend(give->segments[i].data, (size_t)give->segments[i].count, types[give->segments[i].dtype],
+                          give->peer, m->comm, ks->stream);
+    for (int i = 0; take && i < take->n && fine(status); i++)
+        status = ncclRecv(take->segments[i].data, (size_t)take->segments[i].count, types[take->segments[i].dtype],
+                          take->peer, m->comm, ks->stream);
+    return end(m, group_end(status), err);
+}
+
+static void nccl_copy(struct kstream *ks, void *to, const void *from, size_t bytes)
+{
+    cuda_ok(ks, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, ks->stream), "a copy in a group of one");
+}
+
+static void nccl_abort(struct comm *world, const struct error *why)
+{
+    struct member *m = world->state;
+    if (m)
+        nccl_abort_start(m->rank, why);
+}
+
+/* The world's end takes the others with it. */
+static void nccl_destroy(struct comm *c)
+{
+    struct member *m = c->state;
+    if (c->group == GROUP_WORLD && m)
+        nccl_leave(m->rank);
+}
+
+static const struct comm_backend nccl_backend = {
+    .name = "NCCL",
+    .all_reduce = nccl_all_reduce,
+    .reduce_scatter = nccl_reduce_scatter,
+    .all_gather = nccl_all_gather,
+    .exchange = nccl_exchange,
+    .destroy = nccl_destroy,
+    .enqueues = true,
+    .copy = nccl_copy,
+    .abort = nccl_abort,
+};
+
+/* ---- creating -------------------------------------------------------------------- */
+
+/* A group of one has no state: nothing is called there. */
+static void join(struct comms *all, const struct comm_layout *layout, int rank, struct nccl_rank *r)
+{
+    for (int i = 0; i < GROUP_COUNT; i++) {
+        enum comm_group g = (enum comm_group)i;
+        struct comm_place place = comm_place_of(layout, rank, g);
+        *comms_group(all, g) = (struct comm){
+            .backend = &nccl_backend,
+            .group = g,
+            .rank = place.rank,
+            .size = place.size,
+            .world_rank = rank,
+            .counters = &all->counters,
+            .seconds = &all->seconds[g],
+            .state = r && place.size > 1 ? &r->members[g] : NULL,
+        };
+    }
+}
+
+int nccl_comms_create(int rank, const struct comm_layout *layout, const char *bind_address, const struct rendezvous *rv,
+                      int connect_timeout_ms, const struct comms_watch *watcher, struct comms *out, struct error *err)
+{
+    struct error unread;
+    int world = comm_world_size(layout);
+    if (!err)
+        err = &unread;
+    memset(out, 0, sizeof *out);
+    if (world == 1) {
+        join(out, layout, rank, NULL);
+        return ERR_OK;
+    }
+    struct nccl_rank *r = calloc(1, sizeof *r);
+    if (!r)
+        return error_set(err, ERR_NOMEM, "out of memory");
+    r->rank = rank;
+    r->world = world;
+    r->watch = *watcher;
+    pthread_mutex_init(&r->calls, NULL);
+    for (int g = 0; g < GROUP_COUNT; g++)
+        r->members[g].rank = r;
+    int rc = nccl_connect(r, layout, bind_address, rv, connect_timeout_ms, err);
+    if (!rc)
+        rc = nccl_watch_start(r, err);
+    if (rc) {
+        nccl_abort_start(r, err);
+        nccl_leave(r);
+        return rc;
+    }
+    join(out, layout, rank, r);
+    return ERR_OK;
+}
