@@ -6,7 +6,8 @@
 #include "kernels/cuda/device.cuh"
 
 /* A block's tile is TILE_ROWS rows of LANES vectors, moved down the rows; about COLUMN_BLOCKS blocks in all. */
-enum { TILE_ROWS = BLOCK / LANES, COLUMN_BLOCKS = 1024, TOTAL_LANES = 16 };
+enum { TILE_ROWS = BLOCK / LANES, COLUMN_BLOCKS = SCRATCH_CHUNKS, TOTAL_LANES = 16 };
+static_assert(SCRATCH_TILE == LANES * 8, "scratch_size.h has the widest tile");
 
 /* rows, of which number i is of branch i % branches; w columns. */
 struct column_shape {
@@ -19,12 +20,6 @@ static inline int64_t column_chunks(const struct column_shape *s, int V)
 {
     int64_t across = blocks_of(s->w, LANES * V) * s->branches;
     return at_least(1, at_most(COLUMN_BLOCKS / across, blocks_of(s->rows, 4 * TILE_ROWS * (int64_t)s->branches)));
-}
-
-/* For any shape of up to this many columns over all branches. */
-static inline size_t column_parts_bytes(int64_t columns)
-{
-    return 2 * sizeof(float) * LANES * 8 * (size_t)at_least(COLUMN_BLOCKS, blocks_of(columns, LANES * 8) + 8);
 }
 
 /* op.row(row, w, column, gain, sums): does the row's work in V columns, of which gain is op.gain [branches, w], and

@@ -217,7 +217,7 @@ template <bool COUNTS_NONFINITE> __global__ void add_parts(int count, const doub
     }
 }
 
-enum { MOST_PARTS = 1024 }; /* blocks of the first stage */
+enum { MOST_PARTS = SCRATCH_SQUARES }; /* blocks of the first stage */
 
 /* ---- rows by warps -------------------------------------------------------------------------- */
 
@@ -315,8 +315,5 @@ static inline void launch_each(struct kstream *ks, const char *what, int64_t n, 
     int64_t blocks = blocks_of(vectors ? vectors : n, BLOCK);
     launch(ks, what, grid_of(at_most(blocks, 1 << 20)), BLOCK, each<V, Op>, op, n, vectors);
 }
-
-/* Scratch of embed_backward's lists. */
-size_t embed_lists_bytes(int64_t T, int64_t rows);
 
 #endif

@@ -145,11 +145,6 @@ __global__ void __launch_bounds__(BLOCK) add_lists(struct shape c, struct lists 
 
 } // namespace
 
-size_t embed_lists_bytes(int64_t T, int64_t rows)
-{
-    return sizeof(int) * (size_t)(2 * rows + 1 + 3 * T);
-}
-
 void cuda_embed(struct kstream *ks, int64_t T, int64_t first, int64_t rows, int64_t width, int parts,
                 const int32_t *tokens, const void *table, void *out)
 {
@@ -169,7 +164,7 @@ void cuda_embed_backward(struct kstream *ks, int64_t T, int64_t first, int64_t r
     if (T <= 0 || rows <= 0 || width <= 0)
         return;
     struct shape c = {T, first, rows, width, width / parts, tokens};
-    int *at = (int *)cuda_scratch(ks, embed_lists_bytes(T, rows), what);
+    int *at = (int *)cuda_scratch(ks, (size_t)scratch_lists_bytes(T, rows), what);
     if (!at)
         return;
     struct lists l = {at + 1, at + 1 + rows, at, at + 1 + 2 * rows, at + 1 + 2 * rows + T, at + 1 + 2 * rows + 2 * T};

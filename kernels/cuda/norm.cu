@@ -174,8 +174,5 @@ void cuda_norm_k(struct kstream *ks, int64_t T, int64_t d, const void *R, const 
 /* The operations follow one another on the stream, so the largest is enough. */
 size_t cuda_sums_scratch(const struct scratch_shape *shape)
 {
-    enum { MOST_BRANCHES = 4 };
-    int64_t columns = (int64_t)column_parts_bytes(MOST_BRANCHES * shape->width),
-            lists = (int64_t)embed_lists_bytes(shape->T, shape->vocab), parts = 2 * sizeof(double) * MOST_PARTS;
-    return (size_t)at_least(columns, at_least(lists, parts));
+    return scratch_sums_bytes(shape);
 }
