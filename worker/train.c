@@ -259,10 +259,11 @@ static void tell(struct run *r, const struct step_result *result, double lr, con
         metrics_add(&m, "skipped", (double)r->at.skipped);
     }
     metrics_add(&m, "step_ms", seconds * 1e3);
-    metrics_add(&m, "comm_ms", (comms_seconds(t->comms) - times->comm) * 1e3);
     double gemm = engine_gemm_seconds(r->engine) - times->gemm;
-    if (!isnan(gemm))
+    if (!isnan(gemm)) { /* else both are done by a device, and the host's clock tells nothing of them */
+        metrics_add(&m, "comm_ms", (comms_seconds(t->comms) - times->comm) * 1e3);
         metrics_add(&m, "gemm_ms", gemm * 1e3);
+    }
     metrics_add(&m, "data_ms", (double)(times->data_ns - times->start_ns) / (double)NS_PER_MS);
     report_metrics(t->report, n, &m);
     if (t->rank != 0)

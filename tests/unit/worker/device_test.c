@@ -59,7 +59,8 @@ static void keep_state(struct engine *e, struct run *r, int rank)
             struct state_tensor t;
             engine_tensor(e, i, (enum state_kind)kind, &t);
             r->state[rank] = realloc(r->state[rank], (r->n[rank] + (size_t)t.count + 1) * sizeof(float));
-            memcpy(r->state[rank] + r->n[rank], t.own, (size_t)t.count * sizeof(float));
+            if (t.count)
+                memcpy(r->state[rank] + r->n[rank], t.own, (size_t)t.count * sizeof(float));
             r->n[rank] += (size_t)t.count;
         }
 }

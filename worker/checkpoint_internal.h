@@ -1,0 +1,21 @@
+/* Private to checkpoint.c and restore.c: what a shard's parts are called. */
+#ifndef BOOST_WORKER_CHECKPOINT_INTERNAL_H
+#define BOOST_WORKER_CHECKPOINT_INTERNAL_H
+
+#include "worker/checkpoint.h"
+
+enum {
+    SHARD_KINDS = 3,
+    SHARD_NAME_BYTES = PLAN_NAME_MAX + 2,
+    SHARD_VALUE_BYTES = 128, /* of a metadata value, but for the choices */
+};
+extern const enum state_kind shard_kinds[SHARD_KINDS];
+
+/* Of the file that a rank writes. */
+void shard_file_name(char out[64], int rank, int world);
+/* Of a parameter's entry of the given kind: name, name.m, name.v. */
+void shard_entry_name(char out[SHARD_NAME_BYTES], const char *name, int kind);
+/* Where a slice lies: "rows,cols,row0,col0". */
+void shard_slice_text(char *out, size_t cap, const struct plan_tensor *t);
+
+#endif
