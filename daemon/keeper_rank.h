@@ -20,7 +20,7 @@ struct rank_process {
 
 /* Runs `<worker_path> --run-dir <run_dir> --rank <rank>` as the job's user with stdin from /dev/null and no descriptor
  * but 0, 1, 2; the working directory is the spec's workdir, else the run directory. The environment is the
- * caller's, then BOOST_* and OMP_NUM_THREADS, then the spec's.
+ * caller's (with GOMP_SPINCOUNT, if it has none), then BOOST_* and OMP_NUM_THREADS, then the spec's.
  * On failure nothing runs, and err->code is ERR_INVALID when the job is at fault (its workdir), else another. */
 MUST_USE int keeper_rank_start(const struct rank_launch *launch, struct rank_process *out, struct error *err);
 

@@ -131,8 +131,8 @@ static int worker(const char *what, const char *run_dir, int rank)
         return 11;
     }
     if (!strcmp(what, "env")) {
-        printf("%s %s %s %s %s uid %d\n", getenv("BOOST_RANK"), getenv("BOOST_ATTEMPT"), getenv("OMP_NUM_THREADS"),
-               getenv("MINE"), getenv("BOOST_SOCKET") ? "socket" : "none", (int)getuid());
+        printf("%s %s %s %s %s %s uid %d\n", getenv("BOOST_RANK"), getenv("BOOST_ATTEMPT"), getenv("OMP_NUM_THREADS"),
+               getenv("GOMP_SPINCOUNT"), getenv("MINE"), getenv("BOOST_SOCKET") ? "socket" : "none", (int)getuid());
         return 0;
     }
     for (;;)
@@ -480,6 +480,7 @@ static void test_environment(void **state)
 {
     struct fixture *f = *state;
     setenv("BOOST_SOCKET", "/nowhere", 1);
+    unsetenv("GOMP_SPINCOUNT");
     if (geteuid() == 0) {
         f->start.has_uid = f->start.has_gid = true;
         f->start.uid = f->start.gid = 65534;
@@ -497,7 +498,8 @@ static void test_environment(void **state)
     if (unreachable)
         skip();
     read_log(f, 0, &log);
-    snprintf(expected, sizeof expected, "0 deadbeef-17.2 3 yes none uid %d\n", geteuid() == 0 ? 65534 : (int)getuid());
+    snprintf(expected, sizeof expected, "0 deadbeef-17.2 3 1000 yes none uid %d\n",
+             geteuid() == 0 ? 65534 : (int)getuid());
     assert_string_equal((char *)log.data, expected);
     buffer_free(&log);
 }
