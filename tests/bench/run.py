@@ -7,7 +7,7 @@ as arguments only those run, and the lines of the others are kept.
 
 Times are of the machine as it is: run it on a quiet one.
 """
-import argparse, datetime, json, os, platform, statistics, subprocess, sys, time
+import argparse, datetime, json, os, platform, statistics, subprocess, sys, tempfile, time
 from pathlib import Path
 
 sys.dont_write_bytecode = True
@@ -142,10 +142,77 @@ def bench_elements(build):
                  ratio=counted / formula) for name, (counted, formula) in json.loads(out.stdout).items()]
 
 
+# ---- training on the CPU, beside JAX ----------------------------------------------
+
+
+def jax_python():
+    """An interpreter that has JAX, or None."""
+    python = os.environ.get("BOOST_JAX_PYTHON") or sys.executable
+    try:
+        found = subprocess.run([python, "-c", "import jax"], capture_output=True, timeout=120).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        found = False
+    return python if found else None
+
+
+class Trainer:
+    """A program that trains as many steps as it is told to (tests/bench/train_bench.c)."""
+
+    def __init__(self, *command):
+        env = {"GOMP_SPINCOUNT": "1000", **os.environ}  # as daemon/keeper_rank.c starts a rank
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+
+    def read(self):
+        text = self.process.stdout.readline()
+        if not text:
+            raise RuntimeError(f"{self.process.args[0]} ended with {self.process.wait()}")
+        return json.loads(text)
+
+    def train(self, steps):
+        self.process.stdin.write(f"{steps}\n")
+        self.process.stdin.flush()
+        return self.read()
+
+    def speed(self, steps):
+        done = self.train(steps)
+        return done["tokens"] / done["seconds"]
+
+    def close(self):
+        self.process.kill()
+        self.process.communicate()
+
+
+def bench_cpu_train(build):
+    """The demo's model in one process on all cores, and in JAX: the same weights, tokens, loss and optimizer, which the
+    losses of the first steps show. Windows of both in turn, the median of each."""
+    spec, warm_up, steps, windows = ROOT / "deploy" / "examples" / "demo.pbtxt", 4, 5, 7
+    threads, python, trainers = len(os.sched_getaffinity(0)), jax_python(), []
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            trainers.append(Trainer(build / "bench" / "train_bench", spec, str(threads), f"{scratch}/weights",
+                                    "parallel.tp=1"))
+            model = trainers[0].read()
+            if python:
+                trainers.append(Trainer(python, ROOT / "tests" / "bench" / "train_jax.py", json.dumps(model)))
+            losses = [t.train(warm_up)["losses"] for t in trainers]
+            # Equal functions differ by the order of fp32 sums over at most 2048 terms.
+            apart = max(abs(a / b - 1) for a, b in zip(losses[0], losses[-1]))
+            assert apart < 1e-4, f"not the same model: losses {losses}"
+            measured = [[t.speed(steps) for t in trainers] for _ in range(windows)]
+        finally:
+            for t in trainers:
+                t.close()
+    ours, *theirs = (statistics.median(w) for w in zip(*measured))
+    beside = {"peer": "JAX, CPU", "peer_value": theirs[0], "ratio": ours / theirs[0]} if theirs else {}
+    return [line("cpu_train_tok_s", ours, "tokens/s", **beside, threads=threads, parameters=model["parameters"],
+                 windows=windows, fastest=max(w[0] for w in measured))]
+
+
 BENCHES = [
     (("submit_p50_ms", "submit_p99_ms", "submits_per_s"), bench_submit),
     (("first_step_s",), bench_first_step),
     (("demo_tok_s_tp1", "demo_tok_s_tp2"), bench_demo),
+    (("cpu_train_tok_s",), bench_cpu_train),
     (tuple(f"elements_7b_{way}_{s}" for s in ("full", "vanilla", "btp") for way in ("fwd", "fwdbwd")), bench_elements),
 ]
 
