@@ -22,7 +22,7 @@ steps='
 machine          60  GPU, driver, libraries
 library          60  boost-cuda.so loads and is of this build
 kernels         900  every kernel against its reference, on the device and beside it
-programs        900  tests/gpu: programs for the device
+programs       1800  tests/gpu: engines, collectives and whole jobs on the device
 worker          600  tests of the worker that run on the device
 sanitizer       120  whether compute-sanitizer serves this device
 memcheck       1200  kernel tests under compute-sanitizer: out of bounds, misaligned
@@ -58,17 +58,7 @@ step_worker() {
     run_tests tests/worker/cuda
 }
 
-step_programs() {
-    failed=0 n=0
-    for program in "$build"/gpu/*; do
-        [ -x "$program" ] || continue
-        n=$((n + 1))
-        echo "== $(basename "$program")"
-        BOOST_ROOT=$root BOOST_BIN=$build/bin timeout -k 10 300 "$program" || { echo "FAIL: status $?"; failed=1; }
-    done
-    [ $n -gt 0 ] || { echo "there are none in this build"; return 77; }
-    return $failed
-}
+step_programs() { python3 "$root/tests/run.py" --build "$build" --gpu; }
 
 sanitizer() {
     command -v compute-sanitizer 2>/dev/null || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null

@@ -7,7 +7,8 @@ line is "N passed, N failed, N skipped"; the exit status is 0 only without failu
 and with at least one test run.
 
 Programs: <build>/tests/<room>/*_test, tests/e2e/*_test.py, tests/issues/*_test.py;
-with --full also tests/full/*_test.py. A first comment line "# time limit: N" in a
+with --full also tests/full/*_test.py; with --gpu instead <build>/gpu/*_test and
+tests/gpu/*_test.py, which want a GPU. A first comment line "# time limit: N" in a
 Python test, or a file name in LIMITS, raises the limit of 120 s.
 """
 import argparse, os, re, shutil, signal, subprocess, sys, tempfile, time
@@ -20,7 +21,8 @@ def limit_of(program):
     if program.suffix == ".py":
         m = re.search(r"^# time limit: (\d+)", program.read_text(), re.M)
     else:
-        source = ROOT / "tests/unit" / program.parent.name / (program.name + ".c")
+        room = program.parent.name
+        source = ROOT / "tests" / (room if room == "gpu" else f"unit/{room}") / (program.name + ".c")
         m = re.search(r"time limit: (\d+) s", source.read_text()[:2000]) if source.exists() else None
     return int(m.group(1)) if m else DEFAULT_LIMIT
 
@@ -103,11 +105,15 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--build", default="build")
     p.add_argument("--full", action="store_true")
+    p.add_argument("--gpu", action="store_true")
     p.add_argument("pattern", nargs="?", default="", help="only programs whose path contains this")
     args = p.parse_args()
     build = Path(args.build).resolve()
     programs = sorted((build / "tests").glob("*/*_test"))
-    for folder in ["e2e", "issues"] + (["full"] if args.full else []):
+    folders = ["e2e", "issues"] + (["full"] if args.full else [])
+    if args.gpu:
+        programs, folders = sorted((build / "gpu").glob("*_test")), ["gpu"]
+    for folder in folders:
         programs += sorted((ROOT / "tests" / folder).glob("*_test.py"))
     programs = [x for x in programs if args.pattern in str(x)]
     start = time.monotonic()

@@ -6,6 +6,8 @@
 #include "tests/unit/worker/processes.h"
 #include "tests/unit/worker/tiny.h"
 
+#define UNUSED __attribute__((unused))
+
 #include <sys/mman.h>
 
 enum { STEPS = 10, MAX_TENSORS = 512, MAX_WORLD = 64 };
@@ -141,6 +143,14 @@ static int train(struct engine *e, int rank, void *arg, struct error *err)
 
 /* ---- a run, its ranks being threads or processes ---- */
 
+/* How processes are connected, and what they compute with. */
+struct platform {
+    connect_rank *connect;
+    const struct kernels *(*kernels)(const struct plan *p);
+};
+static UNUSED const struct platform on_cpu = {connect_gloo, tiny_kernels};
+
+static const struct platform *process_platform;
 static const struct plan *process_plan;
 static struct result *process_result;
 
@@ -150,7 +160,7 @@ static int process_body(struct comms *comms, int to_test)
     struct engine *e;
     struct error err = {0};
     int rank = comms->world.rank;
-    int rc = engine_create(process_plan, tiny_kernels(process_plan), comms, rank, 1, &e, &err);
+    int rc = engine_create(process_plan, process_platform->kernels(process_plan), comms, rank, 1, &e, &err);
     if (!rc)
         rc = train(e, rank, process_result, &err);
     if (rc)
@@ -160,9 +170,9 @@ static int process_body(struct comms *comms, int to_test)
     return rc != 0;
 }
 
-static struct result *run(const struct tiny *c, int steps, bool processes)
+/* platform: of processes; NULL: threads. */
+static struct result *run_on(const struct tiny *c, const struct plan *p, int steps, const struct platform *platform)
 {
-    struct plan p;
     struct result *r = mmap(NULL, SHARED_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(r != MAP_FAILED);
     r->c = *c;
@@ -173,18 +183,25 @@ static struct result *run(const struct tiny *c, int steps, bool processes)
     pthread_mutexattr_init(&shared);
     pthread_mutexattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
     pthread_mutex_init(&r->lock, &shared);
-    tiny_plan(c, &p);
-    if (!processes) {
-        tiny_run(&p, 1, train, r, r->counters);
+    if (!platform) {
+        tiny_run(p, 1, train, r, r->counters);
         return r;
     }
-    struct comm_layout layout = engine_layout(&p);
+    struct comm_layout layout = engine_layout(p);
     struct world w;
-    process_plan = &p;
+    process_platform = platform;
+    process_plan = p;
     process_result = r;
-    start_layout(&w, p.world, &layout, 560000, process_body);
+    start_connected(&w, p->world, &layout, 560000, platform->connect, process_body);
     all_end_well(&w);
     return r;
+}
+
+static struct result *run(const struct tiny *c, int steps, bool processes)
+{
+    struct plan p;
+    tiny_plan(c, &p);
+    return run_on(c, &p, steps, processes ? &on_cpu : NULL);
 }
 
 static void result_free(struct result *r)
@@ -236,16 +253,14 @@ static const char *layout_text(const struct tiny *c, char out[200])
     return out;
 }
 
-static void check_counters(const struct tiny *c, int steps, const struct comm_counters *counters)
+static void check_counters_of(const struct plan *p, int steps, const struct comm_counters *counters)
 {
-    struct plan p;
-    tiny_plan(c, &p);
-    for (int rank = 0; rank < p.world; rank++) {
+    for (int rank = 0; rank < p->world; rank++) {
         struct plan_comm_counts f;
-        plan_stage_comm_counts(&p, plan_pp_rank(&p, rank), &f);
+        plan_stage_comm_counts(p, plan_pp_rank(p, rank), &f);
         const struct plan_comm(*of[GROUP_COUNT])[PLAN_PASSES] = {f.world, f.tp, f.pp, f.dp, f.ends};
-        int evals = (5 - plan_dp_rank(&p, rank) + p.dp - 1) / p.dp;
-        if (p.dp * p.pp > 1) /* the evaluation's total */
+        int evals = (5 - plan_dp_rank(p, rank) + p->dp - 1) / p->dp;
+        if (p->dp * p->pp > 1) /* the evaluation's total */
             f.world[PLAN_ALL_REDUCE][PLAN_EVAL] = (struct plan_comm){1, 2, 0};
         for (int g = 0; g < GROUP_COUNT; g++)
             for (int kind = 0; kind < COMM_KIND_COUNT; kind++)
@@ -260,6 +275,13 @@ static void check_counters(const struct tiny *c, int steps, const struct comm_co
                                  (long long)(times * want->calls), (long long)(times * want->elements));
                 }
     }
+}
+
+static void check_counters(const struct tiny *c, int steps, const struct comm_counters *counters)
+{
+    struct plan p;
+    tiny_plan(c, &p);
+    check_counters_of(&p, steps, counters);
 }
 
 /* Before any step: the same weights to the bit, and a loss that is that of guessing. Logits have a spread of
@@ -323,7 +345,7 @@ static struct tiny alone_of(const struct tiny *c)
 }
 
 /* The model of c in its layout, in both precisions, against one rank in fp64. */
-static void equals_one_rank(const struct tiny *c, int transports)
+static UNUSED void equals_one_rank(const struct tiny *c, int transports)
 {
     char text[200];
     struct tiny alone = alone_of(c), half = *c, whole = *c;
