@@ -171,10 +171,8 @@ else ifneq ($(CUDA_MISSING),)
 	@echo "CUDA toolkit found ($(NVCC)), but not $(CUDA_MISSING): building for the CPU only."
 	@echo "  hint: install the development files of cuBLAS, NCCL and cuDNN, or set NCCL_HOME or CUDNN_HOME"
 else
-cuda: cuda-objects
+cuda: $(LIB)/boost-cuda.so
 endif
-.PHONY: cuda-objects
-cuda-objects: $(CUDA_OBJECTS)
 
 $(LIB)/libcuda-shared.a: $(call pics,$(CUDA_SHARED))
 # -Bsymbolic, and a list of what is seen from outside: the program that opens it has functions of the same names.

@@ -39,14 +39,16 @@ step_machine() {
 }
 
 step_library() {
-    python3 - "$BOOST_CUDA_LIBRARY" <<'EOF'
+    worker=$("$build/bin/boost-worker" --version) && echo "$worker" &&
+        python3 - "$BOOST_CUDA_LIBRARY" "$worker" <<'EOF'
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[1])
 library.boost_build_id.restype = ctypes.c_char_p
-print("build", library.boost_build_id().decode())
+build = library.boost_build_id().decode()
+print("boost-cuda.so", build)
+assert f"({build})" in sys.argv[2], "another build than the worker"
 assert library.kernels_cuda and library.boost_cuda_library
 EOF
-    "$build/bin/boost-worker" --version
 }
 
 run_tests() { python3 "$root/tests/run.py" --build "$build" "$1"; }
