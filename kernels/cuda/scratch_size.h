@@ -23,7 +23,7 @@ enum {
 static inline int64_t scratch_columns_bytes(int64_t columns)
 {
     int64_t tiles = (columns + SCRATCH_TILE - 1) / SCRATCH_TILE + SCRATCH_SPARE;
-    return 2 * (int64_t)sizeof(float) * SCRATCH_TILE * (tiles > SCRATCH_CHUNKS ? tiles : SCRATCH_CHUNKS);
+    return 2 * (int64_t)sizeof(float) * SCRATCH_TILE * (tiles > SCRATCH_CHUNKS ? tiles : (int64_t)SCRATCH_CHUNKS);
 }
 
 /* Begin, end and place of each list, and three numbers a token. */
