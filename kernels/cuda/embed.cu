@@ -101,6 +101,15 @@ __global__ void __launch_bounds__(BLOCK) order_tokens(struct shape c, struct lis
     l.ordered[l.begin[row] + before] = (int)token;
 }
 
+template <int V> __device__ inline void add(packed<V> x, float (&sum)[V])
+{
+    float wide[V];
+    widen(x, wide);
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        sum[i] += wide[i];
+}
+
 /* A warp to a token and LANES * V columns; it works if the token is the first of its list. */
 template <int V>
 __global__ void __launch_bounds__(BLOCK) add_lists(struct shape c, struct lists l, const bf16 *dout, float *dtable)
@@ -117,29 +126,28 @@ __global__ void __launch_bounds__(BLOCK) add_lists(struct shape c, struct lists 
         return;
     int64_t part = column / c.w;
     const bf16 *from = dout + part * c.T * c.w + (column - part * c.w);
-    float *to = dtable + row * c.width + column, sum[V], x[V];
+    float *to = dtable + row * c.width + column, sum[V];
     load<V>(to, sum);
     int count = l.count[row], i = 0;
-    for (; i + AHEAD <= count; i += AHEAD) {
+    if (count >= AHEAD) { /* a frequent token: AHEAD loads are always under way */
         packed<V> next[AHEAD];
 #pragma unroll
         for (int k = 0; k < AHEAD; k++)
-            next[k] = load_packed<V>(from + list[i + k] * c.w);
-        after_loads(next);
+            next[k] = load_packed<V>(from + list[k] * c.w);
+        for (; i + 2 * AHEAD <= count; i += AHEAD) {
 #pragma unroll
-        for (int k = 0; k < AHEAD; k++) {
-            widen(next[k], x);
-#pragma unroll
-            for (int v = 0; v < V; v++)
-                sum[v] += x[v];
+            for (int k = 0; k < AHEAD; k++) {
+                add(next[k], sum);
+                next[k] = load_packed<V>(from + list[i + AHEAD + k] * c.w);
+            }
         }
-    }
-    for (; i < count; i++) {
-        load<V>(from + list[i] * c.w, x);
 #pragma unroll
-        for (int v = 0; v < V; v++)
-            sum[v] += x[v];
+        for (int k = 0; k < AHEAD; k++)
+            add(next[k], sum);
+        i += AHEAD;
     }
+    for (; i < count; i++)
+        add(load_packed<V>(from + list[i] * c.w), sum);
     store(to, sum);
 }
 

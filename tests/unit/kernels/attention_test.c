@@ -5,9 +5,9 @@
 
 /* ---- rope --------------------------------------------------------------------------- */
 
-static void one_rope(struct variant *v, int64_t T, int64_t s, int64_t heads, int64_t e, bool inverse)
+static void one_rope(struct variant *v, int64_t T, int64_t s, int64_t heads, int64_t e, int64_t gap, bool inverse)
 {
-    int64_t ld = heads * e + 3, n = T * ld, half = e / 2;
+    int64_t ld = heads * e + gap, n = T * ld, half = e / 2;
     double theta = 10000, *x = host_random(v, n, 1);
     real *want = host_reals(v, n), *size = host_reals(v, n);
     for (int64_t i = 0; i < n; i++) {
@@ -43,12 +43,14 @@ static void one_rope(struct variant *v, int64_t T, int64_t s, int64_t heads, int
 
 static void ropes(struct variant *v)
 {
-    one_rope(v, 1, 1, 1, 2, false);
-    one_rope(v, 12, 4, 3, 6, false);
-    one_rope(v, 600, 300, 2, 32, true); /* another table, then the first again */
-    one_rope(v, 12, 4, 3, 6, true);
-    one_rope(v, 130, 65, 4, 40, false);
-    one_rope(v, 400, 400, 5, 80, false);
+    one_rope(v, 1, 1, 1, 2, 3, false);
+    one_rope(v, 12, 4, 3, 6, 3, false);
+    one_rope(v, 600, 300, 2, 32, 3, true); /* another table, then the first again */
+    one_rope(v, 12, 4, 3, 6, 3, true);
+    one_rope(v, 130, 65, 4, 40, 3, false);
+    one_rope(v, 400, 400, 5, 80, 3, false);
+    one_rope(v, 44, 4, 3, 32, 8, false);
+    one_rope(v, 39, 13, 2, 144, 0, true);
 }
 
 static void test_rope(void **state)

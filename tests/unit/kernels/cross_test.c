@@ -9,8 +9,9 @@ struct shape {
     bool silu, bias;
 };
 static const struct shape shapes[] = {
-    {1, 1, 4, true, false},    {7, 3, 5, true, true},      {65, 2, 64, false, true},
-    {300, 1, 130, true, true}, {129, 3, 66, false, false}, {700, 3, 66, true, true},
+    {1, 1, 4, true, false},     {7, 3, 5, true, true},     {65, 2, 64, false, true}, {300, 1, 130, true, true},
+    {129, 3, 66, false, false}, {700, 3, 66, true, true},  {9, 3, 512, true, true},  {70, 2, 776, true, false},
+    {5, 2, 1160, true, true},   {40, 1, 256, false, true},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 

@@ -49,6 +49,7 @@ static void embeds(struct variant *v)
     one_embed(v, 700, 128, 128, 256, 33, 2);
     one_embed(v, 700, 0, 3, 3, 130, 1); /* every row many times */
     one_embed(v, 1100, 4, 30, 40, 65, 2);
+    one_embed(v, 300, 2, 5, 9, 264, 2);
 }
 
 static void test_embed(void **state)

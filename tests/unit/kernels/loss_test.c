@@ -164,6 +164,7 @@ static void losses(struct variant *v)
         {.T = 300, .vocab = 256, .per_shard = 256, .ld = 256, .shards = 1, .spread = 1},
         {.T = 1100, .vocab = 120, .per_shard = 120, .ld = 120, .shards = 1, .spread = 2},
         {.T = 40, .vocab = 100, .per_shard = 50, .ld = 64, .shards = 2, .spread = 200}, /* most exponentials vanish */
+        {.T = 6, .vocab = 9003, .per_shard = 4600, .ld = 4608, .shards = 2, .spread = 4},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         one_loss(v, &cases[i]);

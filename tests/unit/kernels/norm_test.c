@@ -4,7 +4,7 @@
 
 static const struct {
     int64_t T, w;
-} shapes[] = {{1, 1}, {1, 40}, {7, 13}, {65, 64}, {300, 96}, {129, 130}, {1370, 96}};
+} shapes[] = {{1, 1}, {1, 40}, {7, 13}, {65, 64}, {300, 96}, {129, 130}, {1370, 96}, {37, 520}, {9, 2056}};
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
 static real sigma(real y)
@@ -19,8 +19,7 @@ static void one_residual(struct variant *v, int64_t T, int64_t w, bool with_y, b
     int64_t n = T * w;
     double *x = host_random(v, n, 2), *y = host_random(v, n, 2), *gain = host_random(v, w, 1.5);
     void *dx = device_values(v, n, x), *dy = with_y ? device_values(v, n, y) : NULL, *dg = device_values(v, w, gain);
-    void *out = in_place ? dx : device_poison(v, n), *dn = with_n ? device_poison(v, n) : NULL,
-         *S = stat_poison(v, T);
+    void *out = in_place ? dx : device_poison(v, n), *dn = with_n ? device_poison(v, n) : NULL, *S = stat_poison(v, T);
     v->k->residual_gain(v->ks, T, w, dx, dy, with_n ? dg : NULL, out, dn, S);
 
     real *want = host_reals(v, n), *product = host_reals(v, n), *sum = host_reals(v, T);
