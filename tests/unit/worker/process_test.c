@@ -1,131 +1,8 @@
 /* Ranks as processes, as a keeper starts them: orders, rendezvous, Gloo. The run is the one of threads
  * bit for bit; a killed rank ends the other with exit code 65 and its name; one that never starts too. */
-#include <fcntl.h>
+#include "tests/unit/worker/rank_processes.h"
 
-#include "proto/base/clock.h"
-#include "proto/jobfile.h"
-#include "proto/rankfiles.h"
-#include "tests/unit/support/fake_agent.h"
-#include "tests/unit/worker/tiny_job.h"
-#include "worker/plan/plan.h"
-#include "worker/rank.h"
-#include "worker/signals.h"
-
-enum { STEPS = 60, TP = 2 };
-
-static char dir[64], run[160], socket_path[160], checkpoints[160], job[160];
-static struct fake_agent *agent;
-static int attempt; /* rendezvous keys carry it */
-static bool bf16;   /* else the job's own precision */
-
-static int set_up(void **state)
-{
-    (void)state;
-    snprintf(dir, sizeof dir, "/tmp/boost-proc-XXXXXX");
-    if (!mkdtemp(dir))
-        return -1;
-    snprintf(run, sizeof run, "%s/run", dir);
-    attempt = 1;
-    bf16 = false;
-    snprintf(socket_path, sizeof socket_path, "%s/rv.sock", dir);
-    snprintf(checkpoints, sizeof checkpoints, "%s/ckpt-proc", dir);
-    snprintf(job, sizeof job, "%s/job.pbtxt", dir);
-    tiny_job_write(dir, TP, STEPS, "eval_every: 30 eval_tokens: 300", "every_steps: 20");
-    agent = fake_agent_start(socket_path);
-    return agent && !fs_make_dirs(run, 0755, NULL) ? 0 : -1;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    fake_agent_stop(agent);
-    return fs_remove_tree(dir, NULL);
-}
-
-/* What the agent does before the keeper starts: the pages of each rank. */
-static void make_pages(void)
-{
-    struct error err;
-    for (int r = 0; r < TP; r++) {
-        rank_file_unmap(rank_file_map(run, r, "status", RANK_STATUS_MAGIC, 1, &err));
-        rank_file_unmap(rank_file_map(run, r, "control", RANK_CONTROL_MAGIC, 1, &err));
-    }
-}
-
-/* Runs one rank in this process; never returns. */
-static void rank_process(int rank, int out, int64_t steps, int timeout_ms)
-{
-    struct job_file f;
-    struct error err;
-    Boost__JobSpec *spec = NULL;
-    if (signals_start(&err))
-        _exit(1);
-    alarm(60);
-    dup2(out, 1);
-    dup2(out, 2);
-    if (jobfile_load(&f, job, JOB_FORMAT_AUTO, false, &err) ||
-        plan_resolve(f.spec, &(struct plan_machine){0}, &spec, &err))
-        _exit(1);
-    spec->run->steps = steps;
-    if (bf16)
-        spec->run->precision = BOOST__PRECISION__VALUE__BF16;
-    Boost__AttemptStart start = BOOST__ATTEMPT_START__INIT;
-    start.job = 5;
-    start.attempt = attempt;
-    start.spec = spec;
-    start.world = TP;
-    start.run_dir = run;
-    start.rendezvous_socket = socket_path;
-    start.data_address = (char *)(uintptr_t) "127.0.0.1";
-    start.checkpoint_dir = checkpoints;
-    start.threads_per_rank = 1;
-    start.rendezvous_timeout_ms = timeout_ms;
-    struct rank_orders orders = {.start = &start, .rank = rank, .log = stdout};
-    int code = rank_run(&orders, &err);
-    if (code)
-        printf("error: %s (%s)\n", err.message, err.hint);
-    fflush(NULL);
-    _exit(code);
-}
-
-static pid_t start_rank(int rank, int64_t steps, int timeout_ms, int *out)
-{
-    int fds[2];
-    assert_int_equal(pipe2(fds, O_CLOEXEC), 0);
-    fflush(NULL);
-    pid_t pid = fork();
-    assert_true(pid >= 0);
-    if (!pid)
-        rank_process(rank, fds[1], steps, timeout_ms);
-    close(fds[1]);
-    *out = fds[0];
-    return pid;
-}
-
-static const char *rest_of(int out)
-{
-    static char text[1 << 16];
-    size_t len = 0;
-    for (ssize_t n; len < sizeof text - 1 && (n = read(out, text + len, sizeof text - 1 - len)) > 0;)
-        len += (size_t)n;
-    text[len] = '\0';
-    close(out);
-    return text;
-}
-
-static Boost__DoneRecord *done_of(int rank)
-{
-    char path[256];
-    struct buffer b;
-    struct error err;
-    snprintf(path, sizeof path, "%s/rank-%d.done", run, rank);
-    buffer_init(&b, 1 << 16);
-    assert_int_equal(fs_read_file(path, &b, &err), 0);
-    Boost__DoneRecord *d = boost__done_record__unpack(NULL, b.len, b.data);
-    assert_non_null(d);
-    buffer_free(&b);
-    return d;
-}
+static const char *const in_bf16[] = {"run.precision=BF16"};
 
 static void compare_with_threads(void)
 {
@@ -148,8 +25,7 @@ static void compare_with_threads(void)
     bool have[STEPS + 1] = {false}, also[STEPS + 1] = {false};
     char alone[160];
     snprintf(alone, sizeof alone, "%s/alone", dir);
-    const char *set[] = {"run.precision=BF16"};
-    assert_int_equal(tiny_job_end(tiny_job_start(dir, alone, NULL, set, bf16, NULL)), 0);
+    assert_int_equal(tiny_job_end(tiny_job_start(dir, alone, NULL, sets, n_sets, NULL)), 0);
     assert_int_equal(tiny_job_metric(run, "loss", mine, have, STEPS), STEPS);
     assert_int_equal(tiny_job_metric(alone, "loss", theirs, also, STEPS), STEPS);
     assert_memory_equal(mine + 1, theirs + 1, STEPS * sizeof(double));
@@ -173,8 +49,10 @@ static void processes_do_what_threads_do(void **state)
 static void and_so_in_bf16(void **state)
 {
     (void)state;
-    bf16 = true;
+    sets = in_bf16;
+    n_sets = 1;
     compare_with_threads();
+    n_sets = 0;
 }
 
 static void a_killed_rank_ends_the_other(void **state)
