@@ -76,16 +76,24 @@ static int check_cuda(const struct rank_orders *o, const struct plan *plan, stru
     return ERR_OK;
 }
 
+static int open_cuda(struct life *l, const struct kernels **out, struct error *err)
+{
+    int rc = check_cuda(l->orders, &l->plan, err);
+    if (rc)
+        return rc;
+    rc = cuda_library_open(&l->cuda, err);
+    if (rc == ERR_UNSUPPORTED)
+        rc = err->code = ERR_DEVICE; /* this machine's installation is wrong, not the job */
+    if (!rc)
+        *out = l->cuda->kernels();
+    return rc;
+}
+
 static int choose_kernels(struct life *l, const struct kernels **out, struct error *err)
 {
     const Boost__Resources *res = l->orders->start->spec->resources;
-    if (res && res->device == BOOST__DEVICE__VALUE__CUDA) {
-        int rc = check_cuda(l->orders, &l->plan, err);
-        if (!rc)
-            rc = cuda_library_open(&l->cuda, err);
-        *out = rc ? NULL : l->cuda->kernels();
-        return rc;
-    }
+    if (res && res->device == BOOST__DEVICE__VALUE__CUDA)
+        return open_cuda(l, out, err);
     switch (l->plan.precision) {
     case BOOST__PRECISION__VALUE__FP32:
         *out = kernels_cpu_fp32();

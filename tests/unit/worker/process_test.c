@@ -140,6 +140,40 @@ static void a_rank_that_never_starts_is_named(void **state)
     assert_non_null(strstr(text, "rank 1 did not come to the rendezvous"));
 }
 
+static void on_cuda(Boost__JobSpec *spec)
+{
+    spec->resources->has_device = true;
+    spec->resources->device = BOOST__DEVICE__VALUE__CUDA;
+    setenv("BOOST_CUDA_LIBRARY", "/nonexistent/boost-cuda.so", 1);
+}
+
+/* On a machine without driver or library the machine is at fault, another may take the job; a precision that the
+ * device's kernels lack is the job's. */
+static void a_device_that_is_not_there_is_no_fault_of_the_job(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *const *sets;
+        int code;
+        const char *says;
+    } cases[] = {{in_bf16, RANK_EXIT_INFRA, ""}, {NULL, RANK_EXIT_SPEC, "run.precision"}};
+    change = on_cuda;
+    make_pages();
+    for (int i = 0; i < 2; i++) {
+        int out;
+        sets = cases[i].sets;
+        n_sets = sets != NULL;
+        pid_t pid = start_rank(0, STEPS, 400, &out);
+        const char *text = rest_of(out);
+        int code = tiny_job_end(pid);
+        if (code != cases[i].code || !strstr(text, cases[i].says))
+            fail_msg("exit %d: %s", code, text);
+        Boost__DoneRecord *d = done_of(0);
+        assert_int_equal(d->why, BOOST__DONE_RECORD__WHY__FAILED);
+        boost__done_record__free_unpacked(d, NULL);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -148,6 +182,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_killed_rank_ends_the_other, set_up, tear_down),
         cmocka_unit_test_setup_teardown(sigterm_stops_ranks_without_a_handler, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_rank_that_never_starts_is_named, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_device_that_is_not_there_is_no_fault_of_the_job, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
