@@ -156,7 +156,7 @@ static void connecting_ends_by_the_deadline(void **state)
     struct world w;
     struct comm_layout layout = {.tp = 2, .dp = 1, .pp = 1};
     char text[1024];
-    connect_ms = 8000;
+    connect_ms = 15000;
     start_connected(&w, 2, &layout, ALIVE_MS, half_way, never);
     connect_ms = 40000;
     collect(&w, 0, text, sizeof text);
