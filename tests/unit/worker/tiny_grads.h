@@ -17,6 +17,14 @@ struct grads {
     double loss;
 };
 
+static inline int grads_weights(struct engine *e, const struct grads *g, struct error *err)
+{
+    if (g->initial)
+        return engine_init_weights(e, err);
+    tiny_randomize(e, 7);
+    return ERR_OK;
+}
+
 /* Puts this rank's slices into their places. */
 static inline int grads_collect(struct engine *e, int rank, void *arg, struct error *err)
 {
@@ -24,13 +32,7 @@ static inline int grads_collect(struct engine *e, int rank, void *arg, struct er
     struct tiny_batch b;
     double loss;
     tiny_batch(&g->c, 0, TINY_MASK, &b);
-    int rc = ERR_OK;
-    if (g->initial)
-        rc = engine_init_weights(e, err);
-    else
-        tiny_randomize(e, 7);
-    if (!rc)
-        rc = engine_gradients(e, &b.micro, &loss, err);
+    int rc = engine_gradients(e, &b.micro, &loss, err);
     if (rc)
         return rc;
     pthread_mutex_lock(&g->lock);
@@ -54,11 +56,17 @@ static inline int grads_collect(struct engine *e, int rank, void *arg, struct er
     return ERR_OK;
 }
 
+static inline int grads_body(struct engine *e, int rank, void *arg, struct error *err)
+{
+    int rc = grads_weights(e, arg, err);
+    return rc ? rc : grads_collect(e, rank, arg, err);
+}
+
 static inline void gradients_on(const struct tiny *c, const struct plan *p, struct tiny_device device, bool initial,
                                 struct grads *out)
 {
     *out = (struct grads){.c = *c, .initial = initial, .lock = PTHREAD_MUTEX_INITIALIZER};
-    tiny_run_on(p, device, 1, grads_collect, out, NULL);
+    tiny_run_on(p, device, 1, grads_body, out, NULL);
 }
 
 static inline void gradients_at(const struct tiny *c, bool initial, struct grads *out)
