@@ -26,7 +26,7 @@ static inline int64_t column_chunks(const struct column_shape *s, int V)
  * adds to sums. parts [SUMS][branches][chunks][w]; NULL: no sums are wanted. Grid (tiles, chunks, branches), block
  * (LANES, TILE_ROWS). */
 template <int V, int SUMS, class Op>
-__global__ void __launch_bounds__(BLOCK) column_parts(Op op, int64_t rows, int64_t w, float *parts)
+static __global__ void __launch_bounds__(BLOCK) column_parts(Op op, int64_t rows, int64_t w, float *parts)
 {
     __shared__ float lanes[SUMS][TILE_ROWS][LANES * V];
     int64_t first = (int64_t)blockIdx.x * LANES * V, column = first + threadIdx.x * V;
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(BLOCK) column_parts(Op op, int64_t rows, int64
 
 /* out [branches, w] += the sums over the chunks of parts [branches][chunks][w]. Grid (columns / LANES, branches), block
  * (LANES, TOTAL_LANES). A template, so that a file that has no use for it has none. */
-template <int LANES_Y> __global__ void column_totals(int64_t chunks, int64_t w, const float *parts, float *out)
+template <int LANES_Y> static __global__ void column_totals(int64_t chunks, int64_t w, const float *parts, float *out)
 {
     __shared__ float lanes[LANES_Y][LANES];
     int64_t column = (int64_t)blockIdx.x * LANES + threadIdx.x, branch = blockIdx.y;

@@ -203,7 +203,7 @@ template <int N, class F> __device__ inline void block_sum(F (&x)[N])
 
 /* The second stage of a sum in fp64: parts [count][2] as the blocks of the first left them. acc[0] += the first;
  * acc[1] += the second, or 1 if the first is not finite. One block. */
-template <bool COUNTS_NONFINITE> __global__ void add_parts(int count, const double *parts, double *acc)
+template <bool COUNTS_NONFINITE> static __global__ void add_parts(int count, const double *parts, double *acc)
 {
     double sum[2] = {0, 0};
     for (int i = threadIdx.x; i < count; i += BLOCK) {
@@ -297,7 +297,7 @@ static inline void launch(struct kstream *ks, const char *what, dim3 grid, dim3 
 }
 
 /* op.at<V>(i) for every i of n elements, in vectors of V where `vectors` of them can be. */
-template <int V, class Op> __global__ void each(Op op, int64_t n, int64_t vectors)
+template <int V, class Op> static __global__ void each(Op op, int64_t n, int64_t vectors)
 {
     int64_t step = (int64_t)gridDim.x * BLOCK, first = (int64_t)blockIdx.x * BLOCK + threadIdx.x;
     for (int64_t i = first; i < vectors; i += step)
