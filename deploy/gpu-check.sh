@@ -23,7 +23,6 @@ machine          60  GPU, driver, libraries
 library          60  boost-cuda.so loads and is of this build
 kernels         900  every kernel against its reference, on the device and beside it
 programs       1800  tests/gpu: engines, collectives and whole jobs on the device
-worker          600  tests of the worker that run on the device
 sanitizer       120  whether compute-sanitizer serves this device
 memcheck       1200  kernel tests under compute-sanitizer: out of bounds, misaligned
 racecheck      1200  the same: hazards in shared memory
@@ -54,11 +53,6 @@ EOF
 run_tests() { python3 "$root/tests/run.py" --build "$build" "$1"; }
 
 step_kernels() { run_tests tests/kernels; }
-
-step_worker() {
-    ls "$build"/tests/worker/*cuda*_test >/dev/null 2>&1 || { echo "there are none in this build"; return 77; }
-    run_tests tests/worker/cuda
-}
 
 step_programs() { python3 "$root/tests/run.py" --build "$build" --gpu; }
 
