@@ -177,6 +177,7 @@ static void print_json(const struct answer *a, const struct plan_gemm *g, int n)
     json_put(o, "factorization",
              json_string(enum_name(&boost__factorization__value__descriptor, (int)p->factorization)));
     json_put(o, "strategy", json_string(enum_name(&boost__strategy__value__descriptor, (int)p->strategy)));
+    json_put(o, "device", json_string(p->cuda ? "CUDA" : "CPU"));
     json_put(o, "precision", json_string(enum_name(&boost__precision__value__descriptor, (int)p->precision)));
     json_put(o, "recompute", json_string(mode_name(p->recompute)));
     json_put(o, "tp", json_integer(p->tp));
@@ -222,11 +223,11 @@ static void print_summary(const struct answer *a)
     const struct plan *p = &a->p;
     char count[FORMAT_TEXT], flop[FORMAT_TEXT];
     print_safe(stdout, a->resolved->name);
-    printf(": %s, %s, %s; tp %d x pp %d x dp %d = %d %s\n",
+    printf(": %s, %s, %s on %s; tp %d x pp %d x dp %d = %d %s\n",
            enum_name(&boost__factorization__value__descriptor, (int)p->factorization),
            enum_name(&boost__strategy__value__descriptor, (int)p->strategy),
-           enum_name(&boost__precision__value__descriptor, (int)p->precision), p->tp, p->pp, p->dp, p->world,
-           p->world == 1 ? "rank" : "ranks");
+           enum_name(&boost__precision__value__descriptor, (int)p->precision), p->cuda ? "CUDA" : "the CPU", p->tp,
+           p->pp, p->dp, p->world, p->world == 1 ? "rank" : "ranks");
     printf("step          %lld tokens = %lld x %lld sequences of %lld%s; %s FLOP of the model\n",
            (long long)(p->global_batch * p->s), (long long)(p->global_batch / p->micro_batch),
            (long long)p->micro_batch, (long long)p->s,

@@ -362,6 +362,17 @@ static void check_pairs(struct faults *all, const char *what, Boost__KeyValue *c
     }
 }
 
+/* Each rank sees the devices that its node gives it, and no others. */
+static void check_env(struct faults *all, const Boost__JobSpec *spec)
+{
+    static const char *const ours[] = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"};
+    for (size_t i = 0; i < spec->n_env; i++)
+        for (size_t k = 0; spec->env[i]->key && k < sizeof ours / sizeof *ours; k++)
+            if (!strcmp(spec->env[i]->key, ours[k]))
+                fault(all, "leave it out: a node gives each rank its GPU", "env[%zu].key = '%s' is set by the node", i,
+                      ours[k]);
+}
+
 /* ---- rules between fields ---- */
 
 static void check_model(struct faults *all, const Boost__Model *m, const Boost__Parallel *p)
@@ -508,6 +519,7 @@ int validate_job_spec(const Boost__JobSpec *spec, struct error *err)
     check_names(&all, spec);
     check_pairs(&all, "label", spec->label, spec->n_label);
     check_pairs(&all, "env", spec->env, spec->n_env);
+    check_env(&all, spec);
     check_between(&all, spec);
     int rc = ERR_OK;
     if (all.shown && all.more)

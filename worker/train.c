@@ -12,6 +12,7 @@
 #include "worker/checkpoint.h"
 #include "worker/data.h"
 #include "worker/engine.h"
+#include "worker/plan/flops.h"
 #include "worker/schedule.h"
 
 struct run {
@@ -256,6 +257,7 @@ static void tell(struct run *r, const struct step_result *result, double lr, con
         metrics_add(&m, "grad_norm", result->grad_norm);
         metrics_add(&m, "tokens", (double)r->at.tokens);
         metrics_add(&m, "tokens_per_s", rate);
+        metrics_add(&m, "mfu", plan_mfu(t->plan, seconds, t->start->peak_flops));
         metrics_add(&m, "skipped", (double)r->at.skipped);
     }
     metrics_add(&m, "step_ms", seconds * 1e3);

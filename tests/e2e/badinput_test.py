@@ -65,7 +65,12 @@ def test_values_out_of_range_and_shapes_that_do_not_fit(c):
                       good.replace("tp: 1", "tp: 3"))
     submit_is_refused(c, INVALID, ["resources.nodes = 2", "not built"], good, "--set", "resources.nodes=2", "--set", "parallel.tp=2")
     submit_is_refused(c, INVALID, ["run.steps", "is required"], good.replace("steps: 20", ""))
-    submit_is_refused(c, INVALID, ["resources.device", "CUDA"], good, "--set", "resources.device=CUDA")
+    submit_is_refused(c, INVALID, ["run.precision = FP32", "CUDA trains in BF16"], good, "--set", "resources.device=CUDA",
+                      "--set", "run.precision=FP32")
+    submit_is_refused(c, INVALID, ["attention = CUDNN applies to CUDA only"], good, "--set", "resources.device=CPU", "--set",
+                      "parallel.attention=CUDNN")
+    submit_is_refused(c, INVALID, ["CUDA_VISIBLE_DEVICES", "set by the node"], good, "--set",
+                      "env+={key: 'CUDA_VISIBLE_DEVICES' value: '0'}")
 
 
 @shared

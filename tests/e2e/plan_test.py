@@ -126,13 +126,23 @@ def test_a_dense_model():
 
 def test_tables():
     out = c.ok("plan", path)
-    for text in ("seven: COLA, BTP, FP32; tp 4 x pp 1 x dp 1 = 4 ranks", "32768 tokens = 2 x 4 sequences of 4096",
+    for text in ("seven: COLA, BTP, FP32 on the CPU; tp 4 x pp 1 x dp 1 = 4 ranks", "32768 tokens = 2 x 4 sequences of 4096",
                  "NONE (this job)", "q k v A", "FLOP/B"):
         assert text in out, (text, out)
     assert str(7 * 4 * S * R * L * 2) in c.ok("-o", "wide", "plan", path)  # exact
     assert len(c.ok("-o", "jsonl", "plan", path).splitlines()) == 1
     one = c.ok("plan", "-", "--set", "parallel.tp=1", input=JOB.replace("micro_batch: 4", ""))
     assert "none: one rank" in one and "parallel.micro_batch is left out" in one, one
+
+
+def test_on_cuda():
+    cuda = ("plan", path, "--set", "resources.device=CUDA")
+    assert "COLA, BTP, BF16 on CUDA; tp 4" in c.ok(*cuda)
+    plain, o = c.json("plan", path), c.json(*cuda)
+    assert plain["device"] == "CPU" and o["device"] == "CUDA" and o["precision"] == "BF16", o
+    for cpu, gpu in zip(plain["memory_bytes"], o["memory_bytes"]):  # fp32 all through, against bf16 with fp32 masters
+        assert gpu["weights"] * 2 == cpu["weights"] and gpu["master"] == cpu["grads"] == gpu["grads"], (cpu, gpu)
+        assert gpu["saved"] < cpu["saved"], (cpu, gpu)
 
 
 def test_what_it_refuses():

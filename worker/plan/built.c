@@ -46,9 +46,8 @@ const struct built_rule built_rules[] = {
     {"parallel.overlap", BUILT_ANY, 0, NULL},
     {"parallel.zero", BUILT_ANY, 0, NULL},
     {"parallel.vanilla_attention", BUILT_ANY, 0, NULL},
-    {"parallel.attention", BUILT_VALUES, BIT(BOOST__ATTENTION__VALUE__AUTO) | BIT(BOOST__ATTENTION__VALUE__OWN),
-     "attention by cuDNN"},
-    {"parallel.deterministic", BUILT_ONLY, 1, "a faster mode that is not reproducible; the CPU always is"},
+    {"parallel.attention", BUILT_ANY, 0, NULL},
+    {"parallel.deterministic", BUILT_ANY, 0, NULL},
     {"parallel.bucket_mib", BUILT_ANY, 0, NULL},
 
     {"data.train", BUILT_ANY, 0, NULL},
@@ -100,8 +99,7 @@ const struct built_rule built_rules[] = {
     {"checkpoint.init_from.path", BUILT_EMPTY, 0, "starting from another job's checkpoint"},
     {"checkpoint.init_from.weights_only", BUILT_ONLY, 0, "starting from another job's checkpoint"},
 
-    {"resources.device", BUILT_VALUES, BIT(BOOST__DEVICE__VALUE__AUTO) | BIT(BOOST__DEVICE__VALUE__CPU),
-     "training on CUDA devices"},
+    {"resources.device", BUILT_ANY, 0, NULL},
     {"resources.nodes", BUILT_ONLY, 1, cluster},
     {"resources.min_nodes", BUILT_ONLY, 1, cluster},
     {"resources.devices_per_node", BUILT_ANY, 0, NULL},

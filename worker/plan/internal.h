@@ -34,9 +34,14 @@ Boost__Strategy__Value spec_strategy(const Boost__JobSpec *s);
 /* AUTO by the name of the first token file; stays AUTO for .bin and .idx, which the node decides. */
 Boost__Format__Value spec_format(const Boost__Data *d);
 
+/* What the job asks for, AUTO where a node may decide: options that only one device has decide alone. */
+Boost__Device__Value spec_device(const Boost__JobSpec *s);
+
 /* The stages of plan_validate after proto/validate. */
 int layout_check(const Boost__JobSpec *spec, struct error *err); /* layout.c */
 int built_check(const Boost__JobSpec *spec, struct error *err);  /* built.c */
+/* device.c: whether all that is given applies to CPU or CUDA; spec_device() while that is AUTO. */
+int device_check(const Boost__JobSpec *spec, Boost__Device__Value device, struct error *err);
 
 int64_t round_up(int64_t n, int64_t multiple);
 

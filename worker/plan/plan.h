@@ -23,9 +23,13 @@ MUST_USE int plan_validate(const Boost__JobSpec *spec, struct error *err);
 
 /* What AUTO needs to know of the machine. */
 struct plan_machine {
-    int64_t memory_bytes; /* a rank may use; 0 = unknown, the largest micro-batch is then 8 */
-    bool has_cuda;
+    int64_t memory_bytes; /* a rank on the CPU may use; 0 = unknown, the largest micro-batch is then 8 */
+    int64_t cuda_bytes;   /* the same of a rank on CUDA: of the smallest device less plan_cuda_reserve() */
+    bool has_cuda;        /* AUTO is CUDA, where no option says otherwise */
 };
+/* Of a device's memory, what the arena of a rank cannot have: the context with the code of the libraries, NCCL's
+ * buffers, and what cuBLASLt and cuDNN take by themselves. */
+int64_t plan_cuda_reserve(void);
 /* A copy of `spec` (packed and unpacked again, caller frees with boost__job_spec__free_unpacked)
  * with every default and every AUTO replaced by its value: validates first. (data.format stays AUTO where
  * only the node can tell: proto/tokenfile.h.) */

@@ -16,8 +16,21 @@ enum { RESOLVE_ARENA = 8 * LIMIT_JOB_FILE, MICRO_BATCH_UNKNOWN_MEMORY = 8 };
             SET(message, field, val);            \
     } while (0)
 
+/* A context with the kernels of all libraries loaded takes 0.5 to 0.7 GiB on devices of sm_80 to sm_100, NCCL some
+ * 0.3 GiB for the communicators of three groups, a cuDNN handle with its plans and cuBLASLt less than 0.2 GiB; the rest
+ * is left, for a rank that finds no memory after hours costs more than a slightly smaller micro-batch. */
+int64_t plan_cuda_reserve(void)
+{
+    return (int64_t)1536 << 20;
+}
+
+static bool on_cuda(const Boost__JobSpec *s)
+{
+    return s->resources->device == BOOST__DEVICE__VALUE__CUDA;
+}
+
 /* Everything but what memory decides. `s` has all sub-messages. */
-static void resolve_fields(Boost__JobSpec *s)
+static void resolve_fields(Boost__JobSpec *s, const struct plan_machine *machine)
 {
     Boost__Model *m = s->model;
     bool full_rank = m->factorization == BOOST__FACTORIZATION__VALUE__FULL_RANK;
@@ -46,11 +59,12 @@ static void resolve_fields(Boost__JobSpec *s)
     RESOLVE(s->data, format, BOOST__FORMAT__VALUE__AUTO, spec_format(s->data));
 
     Boost__Resources *res = s->resources;
-    RESOLVE(res, device, BOOST__DEVICE__VALUE__AUTO, BOOST__DEVICE__VALUE__CPU);
-    bool cuda = res->device == BOOST__DEVICE__VALUE__CUDA;
+    RESOLVE(res, device, BOOST__DEVICE__VALUE__AUTO, spec_device(s));
+    RESOLVE(res, device, BOOST__DEVICE__VALUE__AUTO,
+            machine->has_cuda ? BOOST__DEVICE__VALUE__CUDA : BOOST__DEVICE__VALUE__CPU);
     RESOLVE(s->run, precision, BOOST__PRECISION__VALUE__AUTO,
-            cuda ? BOOST__PRECISION__VALUE__BF16 : BOOST__PRECISION__VALUE__FP32);
-    if (!cuda) /* on CUDA, AUTO is settled where cuDNN can be tried */
+            on_cuda(s) ? BOOST__PRECISION__VALUE__BF16 : BOOST__PRECISION__VALUE__FP32);
+    if (!on_cuda(s)) /* on CUDA, AUTO is settled where cuDNN can be tried */
         RESOLVE(par, attention, BOOST__ATTENTION__VALUE__AUTO, BOOST__ATTENTION__VALUE__OWN);
     if (!res->has_min_nodes)
         SET(res, min_nodes, res->nodes);
@@ -115,17 +129,18 @@ static int resolve_memory(Boost__JobSpec *s, const struct plan_machine *machine,
     Boost__Parallel *par = s->parallel;
     bool given = par->has_micro_batch, automatic = par->recompute == BOOST__RECOMPUTE__VALUE__AUTO;
     bool full_rank = s->model->factorization == BOOST__FACTORIZATION__VALUE__FULL_RANK;
-    int64_t need = 0;
+    int64_t need = 0, limit = on_cuda(s) ? machine->cuda_bytes : machine->memory_bytes;
     for (size_t i = 0; i < sizeof cheapest_first / sizeof cheapest_first[0]; i++) {
         if (automatic ? full_rank && cheapest_first[i] == BOOST__RECOMPUTE__VALUE__LOW_RANK
                       : cheapest_first[i] != par->recompute)
             continue;
         SET(par, recompute, cheapest_first[i]);
-        if (micro_batch_fits(s, given, machine->memory_bytes, &need))
+        if (micro_batch_fits(s, given, limit, &need))
             return ERR_OK;
     }
-    error_set(err, ERR_INVALID, "a rank needs %lld MiB at parallel.micro_batch = %d, and the machine gives it %lld MiB",
-              (long long)(need >> 20), par->micro_batch, (long long)(machine->memory_bytes >> 20));
+    error_set(err, ERR_INVALID, "a rank needs %lld MiB at parallel.micro_batch = %d, and the %s gives it %lld MiB",
+              (long long)(need >> 20), par->micro_batch, on_cuda(s) ? "smallest GPU" : "machine",
+              (long long)(limit >> 20));
     return error_hint(err, "lower %sdata.seq_len or the model's size, raise parallel.tp%s",
                       par->micro_batch > 1 ? "parallel.micro_batch, " : "",
                       automatic ? "" : ", or leave parallel.recompute out");
@@ -148,7 +163,7 @@ int plan_resolve(const Boost__JobSpec *spec, const struct plan_machine *machine,
     rc = reflect_fill_defaults(&s->base, &a, err);
     if (rc)
         goto out;
-    resolve_fields(s);
+    resolve_fields(s, machine);
     rc = resolve_memory(s, machine, err);
     if (rc)
         goto out;

@@ -11,5 +11,7 @@ int plan_validate(const Boost__JobSpec *spec, struct error *err)
         rc = layout_check(spec, err);
     if (!rc)
         rc = built_check(spec, err);
+    if (!rc)
+        rc = device_check(spec, spec_device(spec), err);
     return rc;
 }

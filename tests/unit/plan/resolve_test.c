@@ -217,6 +217,67 @@ static void memory_limits_the_micro_batch(void **state)
     job_close(&j);
 }
 
+static Boost__JobSpec *resolve_on(struct job *j, bool has_cuda)
+{
+    struct error err = {0};
+    struct plan_machine machine = {.has_cuda = has_cuda};
+    Boost__JobSpec *out;
+    if (plan_resolve(j->spec, &machine, &out, &err))
+        fail_msg("%s", err.message);
+    return out;
+}
+
+/* AUTO is CUDA where there is some, unless an option that only one device has decides. */
+static void device_by_node_and_option(void **state)
+{
+    (void)state;
+    enum option { NONE, CUDNN, FAST, FP32, FP64 };
+    enum { CPU = BOOST__DEVICE__VALUE__CPU, CUDA = BOOST__DEVICE__VALUE__CUDA };
+    static const int want[][2] = {
+        [NONE] = {CPU, CUDA}, [CUDNN] = {CUDA, CUDA}, [FAST] = {CUDA, CUDA}, [FP32] = {CPU, CPU}, [FP64] = {CPU, CPU}};
+    for (enum option o = NONE; o <= FP64; o++)
+        for (int has_cuda = 0; has_cuda < 2; has_cuda++) {
+            struct job j;
+            job_open(&j);
+            j.spec->parallel->has_attention = o == CUDNN;
+            j.spec->parallel->attention = o == CUDNN ? BOOST__ATTENTION__VALUE__CUDNN : BOOST__ATTENTION__VALUE__AUTO;
+            j.spec->parallel->has_deterministic = o == FAST;
+            j.spec->parallel->deterministic = o != FAST;
+            j.spec->run->has_precision = o >= FP32;
+            j.spec->run->precision = o == FP32   ? BOOST__PRECISION__VALUE__FP32
+                                     : o == FP64 ? BOOST__PRECISION__VALUE__FP64
+                                                 : BOOST__PRECISION__VALUE__AUTO;
+            Boost__JobSpec *s = resolve_on(&j, has_cuda != 0);
+            bool cuda = want[o][has_cuda] == CUDA;
+            assert_int_equal(s->resources->device, want[o][has_cuda]);
+            if (o < FP32)
+                assert_int_equal(s->run->precision,
+                                 cuda ? BOOST__PRECISION__VALUE__BF16 : BOOST__PRECISION__VALUE__FP32);
+            if (!cuda)
+                assert_int_equal(s->parallel->attention, BOOST__ATTENTION__VALUE__OWN);
+            boost__job_spec__free_unpacked(s, NULL);
+            job_close(&j);
+        }
+}
+
+/* On CUDA it is the device's memory that counts. */
+static void memory_of_the_device(void **state)
+{
+    (void)state;
+    struct job j;
+    struct error err = {0};
+    struct plan_machine machine = {.memory_bytes = 1, .cuda_bytes = INT64_C(1) << 40, .has_cuda = true};
+    Boost__JobSpec *s;
+    job_open(&j);
+    assert_int_equal(plan_resolve(j.spec, &machine, &s, &err), 0);
+    assert_int_equal(s->parallel->micro_batch, 12);
+    boost__job_spec__free_unpacked(s, NULL);
+    machine = (struct plan_machine){.memory_bytes = INT64_C(1) << 40, .cuda_bytes = 1, .has_cuda = true};
+    assert_int_equal(plan_resolve(j.spec, &machine, &s, &err), ERR_INVALID);
+    assert_non_null(strstr(err.message, "the smallest GPU gives it 0 MiB"));
+    job_close(&j);
+}
+
 /* Sizes whose byte count is above 2^63 saturate instead of wrapping round. */
 static void memory_saturates(void **state)
 {
@@ -263,7 +324,8 @@ int main(void)
         cmocka_unit_test(fills_everything),           cmocka_unit_test(dense_models_resolve),
         cmocka_unit_test(options_that_apply_resolve), cmocka_unit_test(memory_limits_the_micro_batch),
         cmocka_unit_test(bf16_has_master_weights),    cmocka_unit_test(memory_saturates),
-        cmocka_unit_test(plan_needs_a_resolved_spec),
+        cmocka_unit_test(plan_needs_a_resolved_spec), cmocka_unit_test(device_by_node_and_option),
+        cmocka_unit_test(memory_of_the_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -134,12 +134,34 @@ static void options_that_do_not_apply(void **state)
     CHANGE(ERR_INVALID, "parallel.bucket_mib = 8", "dp", parallel->has_bucket_mib = 1; parallel->bucket_mib = 8);
 }
 
+static void options_of_one_device(void **state)
+{
+    (void)state;
+    Boost__Resources cpu = BOOST__RESOURCES__INIT, cuda = BOOST__RESOURCES__INIT;
+    cpu.has_device = cuda.has_device = 1;
+    cpu.device = BOOST__DEVICE__VALUE__CPU;
+    cuda.device = BOOST__DEVICE__VALUE__CUDA;
+    CHANGE(ERR_INVALID, "parallel.deterministic = false applies to CUDA only", "set resources.device: CUDA",
+           spec->resources = &cpu;
+           parallel->has_deterministic = 1; parallel->deterministic = 0);
+    CHANGE(ERR_INVALID, "parallel.attention = CUDNN applies to CUDA only", "set resources.device: CUDA",
+           spec->resources = &cpu;
+           parallel->has_attention = 1; parallel->attention = BOOST__ATTENTION__VALUE__CUDNN);
+    for (int only_cpu = BOOST__PRECISION__VALUE__FP32; only_cpu <= BOOST__PRECISION__VALUE__FP64; only_cpu++) {
+        if (only_cpu == BOOST__PRECISION__VALUE__BF16)
+            continue;
+        CHANGE(ERR_INVALID, "CUDA trains in BF16 in this version", "set run.precision: BF16", spec->resources = &cuda;
+               spec->run->has_precision = 1; spec->run->precision = (Boost__Precision__Value)only_cpu);
+        /* No device has both. */
+        CHANGE(ERR_INVALID, "CUDA trains in BF16 in this version", "set run.precision: BF16", spec->run->has_precision = 1;
+               spec->run->precision = (Boost__Precision__Value)only_cpu; parallel->has_attention = 1;
+               parallel->attention = BOOST__ATTENTION__VALUE__CUDNN);
+    }
+}
+
 static void unbuilt_things_are_named(void **state)
 {
     (void)state;
-    CHANGE(ERR_UNSUPPORTED, "parallel.deterministic = false", "set parallel.deterministic: true",
-           parallel->has_deterministic = 1;
-           parallel->deterministic = 0);
     CHANGE(ERR_UNSUPPORTED, "data.train[0].path = \"s3://b/x\"", "path of this machine",
            spec->data->train[0]->path = (char *)"s3://b/x");
     CHANGE(ERR_UNSUPPORTED, "checkpoint.mirror", "leave checkpoint.mirror out",
@@ -219,7 +241,7 @@ static void table_covers_every_field(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(weights_of_files),
+        cmocka_unit_test(weights_of_files),          cmocka_unit_test(options_of_one_device),
         cmocka_unit_test(minimal_job_is_valid),      cmocka_unit_test(proto_faults_come_first),
         cmocka_unit_test(layout_names_legal_values), cmocka_unit_test(layout_reports_every_fault),
         cmocka_unit_test(vanilla_cuts_the_rank),     cmocka_unit_test(options_that_do_not_apply),

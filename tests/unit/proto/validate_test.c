@@ -212,6 +212,9 @@ static void test_names(void **state)
     refuse("after=afterok:1x", "after[0] = 'afterok:1x' is not a dependency (afterok:<job>)");
     refuse("env=[{key: 'A=B'}]", "env[0].key = 'A=B' holds a '='");
     refuse("env=[{key: 'A'}, {key: 'B'}, {key: 'A'}]", "env 'A' is given twice ([0] and [2])");
+    refuse("env=[{key: 'A'}, {key: 'CUDA_VISIBLE_DEVICES' value: '0'}]",
+           "env[1].key = 'CUDA_VISIBLE_DEVICES' is set by the node");
+    refuse("env=[{key: 'CUDA_DEVICE_ORDER'}]", "env[0].key = 'CUDA_DEVICE_ORDER' is set by the node");
     accept("label=[{key: 'A'}, {key: 'B' value: 'A=B'}]");
 }
 
