@@ -214,8 +214,20 @@ $(eval $(call unit_room,plan,$(L_PLAN),$(S_PROTO)))
 $(eval $(call unit_room,kernels,$(L_KERNELS),$(S_KERNELS)))
 $(eval $(call unit_room,worker,$(L_WORKER),$(S_WORKER)))
 $(eval $(call unit_room,store,$(L_STORE),$(S_STORE)))
+# These open what stands in for a library of NVIDIA.
+$(BUILD)/tests/daemon/agent_test $(BUILD)/tests/daemon/agent_nvml_test: | $(BUILD)/tests/fakes/nvml.so
 $(eval $(call unit_room,daemon,$(L_DAEMON),$(S_DAEMON)))
 $(eval $(call unit_room,ctl,$(L_CTL),$(S_PROTO)))
+
+# tests/fakes/*.c: shared libraries that stand in for those of a machine with GPUs. boost-cuda.so: this build's id, and
+# nothing behind it.
+FAKES := $(BUILD)/tests/fakes/nvml.so $(BUILD)/tests/fakes/boost-cuda.so
+$(BUILD)/tests/fakes/nvml.so: $(call pics,tests/fakes/nvml.c)
+$(BUILD)/tests/fakes/boost-cuda.so: $(BUILD)/pic/proto/version.o
+$(FAKES):
+	@mkdir -p $(@D)
+	@$(CC) -shared $(LDFLAGS) -o $@ $^
+	@echo "  LD   $@"
 
 # tests/issues/*_test.c: likewise, one for each reported failure, linked with the worker.
 ISSUE_TESTS := $(patsubst tests/issues/%.c,$(BUILD)/tests/issues/%,$(wildcard tests/issues/*_test.c))
@@ -241,7 +253,7 @@ $(BENCHES): $(BUILD)/bench/%: $(BUILD)/obj/tests/bench/%.o $(L_WORKER)
 .PHONY: all setup tests test test-full test-system soak bench gpu-bundle demo lint clean FORCE
 setup:
 	@sh deploy/setup.sh
-tests: $(UNIT_TESTS) $(ISSUE_TESTS) $(GPU_PROGRAMS)
+tests: $(UNIT_TESTS) $(ISSUE_TESTS) $(FAKES) $(GPU_PROGRAMS)
 test: setup
 	@$(MAKE) --no-print-directory all tests
 	@python3 tests/run.py --build $(BUILD)

@@ -1,5 +1,6 @@
 /* boostctl show, ckpt and node: one thing in detail. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "ctl/ctl.h"
@@ -40,7 +41,11 @@ static void show_summary(const struct ctl *ctl, const Boost__ShowReply *r)
         if (s->has_eval_loss)
             used += snprintf(text + used, sizeof text - (size_t)used, "  eval %.4f", s->eval_loss);
         if (s->has_tokens_per_s)
-            snprintf(text + used, sizeof text - (size_t)used, "  %s tok/s", format_count(s->tokens_per_s, a));
+            used += snprintf(text + used, sizeof text - (size_t)used, "  %s tok/s", format_count(s->tokens_per_s, a));
+        if (s->has_mfu)
+            snprintf(text + used, sizeof text - (size_t)used, "  MFU %.1f%%", 100 * s->mfu);
+        else if (s->has_tokens_per_s)
+            snprintf(text + used, sizeof text - (size_t)used, "  MFU n/a");
         line("step", text);
     }
     if (s->has_submitted_wall_ns)
@@ -79,6 +84,35 @@ static void show_attempts(const struct ctl *ctl, const Boost__ShowReply *r)
         table_cell(t, "%s%s%s", end, *end && a->text && *a->text ? ": " : "", a->text ? a->text : "");
     }
     table_print(t, stdout, ctl->color, 2);
+    table_free(t);
+}
+
+/* One line a GPU. */
+static void device_table(const struct ctl *ctl, Boost__DeviceInfo *const *list, size_t n, int indent)
+{
+    static const char *const headers[] = {"NODE", "GPU", "NAME", "MEMORY", "USED", "JOB", "RANK", "HEALTH", "UUID"};
+    struct table *t = table_new(9, headers, "lrlrrrrll");
+    for (size_t i = 0; i < n; i++) {
+        const Boost__DeviceInfo *d = list[i];
+        char memory[FORMAT_TEXT], used[FORMAT_TEXT];
+        bool works = !d->trouble || !*d->trouble;
+        table_cell(t, "%s", d->node ? d->node : "");
+        table_cell(t, "%d", d->index);
+        table_cell(t, "%s", d->name ? d->name : "");
+        table_cell(t, "%s", format_bytes(d->memory_mib << 20, memory));
+        table_cell(t, "%s", format_bytes(d->used_mib << 20, used));
+        if (d->has_job) {
+            table_cell(t, "%lld.%d", (long long)d->job, d->attempt);
+            table_cell(t, "%d", d->rank);
+        } else {
+            table_cell(t, "-");
+            table_cell(t, "-");
+        }
+        table_cell(t, "%s%s%s", works ? "ok" : d->trouble, d->note && *d->note ? "; " : "", d->note ? d->note : "");
+        table_color(t, works ? "\033[32m" : "\033[31m");
+        table_cell(t, "%s", d->uuid ? d->uuid : "");
+    }
+    table_print(t, stdout, ctl->color, indent);
     table_free(t);
 }
 
@@ -201,6 +235,10 @@ int verb_show(struct ctl *ctl, int argc, char **argv)
         show_summary(ctl, r);
         show_waits(r);
         show_attempts(ctl, r);
+        if (r->n_devices) {
+            printf("\ndevices\n");
+            device_table(ctl, r->devices, r->n_devices, 2);
+        }
         if (r->n_checkpoints) {
             printf("\ncheckpoints\n");
             checkpoint_table(ctl, r->checkpoints, r->n_checkpoints, 2);
@@ -308,6 +346,26 @@ static void node_table(const struct ctl *ctl, const Boost__NodesReply *r)
     table_free(t);
 }
 
+/* Under -o wide, GPU by GPU. */
+static void node_gpus(const struct ctl *ctl, const Boost__NodesReply *r)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < r->n_nodes; i++)
+        n += r->nodes[i]->n_gpus;
+    Boost__DeviceInfo **all = n ? malloc(n * sizeof *all) : NULL;
+    if (!all)
+        return;
+    n = 0;
+    for (size_t i = 0; i < r->n_nodes; i++)
+        for (size_t k = 0; k < r->nodes[i]->n_gpus; k++) {
+            all[n] = r->nodes[i]->gpus[k];
+            all[n++]->node = r->nodes[i]->name;
+        }
+    putchar('\n');
+    device_table(ctl, all, n, 0);
+    free(all);
+}
+
 int verb_node(struct ctl *ctl, int argc, char **argv)
 {
     bool help = false;
@@ -319,7 +377,7 @@ int verb_node(struct ctl *ctl, int argc, char **argv)
     if (first < 0)
         return EXIT_USAGE;
     if (help) {
-        printf("usage: boostctl node ls\n");
+        printf("usage: boostctl node ls     (-o wide: GPU by GPU)\n");
         options_help(rows);
         return EXIT_OK;
     }
@@ -356,6 +414,8 @@ int verb_node(struct ctl *ctl, int argc, char **argv)
                 printf("%s\n", r->nodes[i]->name);
         } else {
             node_table(ctl, r);
+            if (ctl->output == OUTPUT_WIDE)
+                node_gpus(ctl, r);
         }
     }
     arena_free(&arena);

@@ -42,6 +42,10 @@ static void cells_of(struct table *t, const Boost__JobSummary *s, bool wide)
     table_cell(t, "%s", s->has_elapsed_s ? format_duration(s->elapsed_s, a) : "-");
     if (wide) {
         char when[CLOCK_TEXT];
+        if (s->has_mfu)
+            table_cell(t, "%.1f%%", 100 * s->mfu);
+        else
+            table_cell(t, "n/a");
         table_cell(t, "%s", s->user ? s->user : "");
         table_cell(t, "%d", s->priority);
         if (s->has_last_checkpoint_step)
@@ -70,7 +74,10 @@ static void print_totals(const Boost__Totals *t)
         printf(", %d down", t->nodes_down);
     if (t->nodes_draining)
         printf(", %d draining", t->nodes_draining);
-    printf(" | devices %d/%d busy\n", t->devices_busy, t->devices);
+    printf(" | devices %d/%d busy", t->devices_busy, t->devices);
+    if (t->cpu_slots)
+        printf(", CPU slots beside GPUs %d/%d busy", t->cpu_slots_busy, t->cpu_slots);
+    putchar('\n');
 }
 
 struct page_sink {
@@ -102,13 +109,13 @@ static void take_page(struct page_sink *sink, const Boost__ListReply *page)
 static void open_sink(struct page_sink *sink, struct ctl *ctl)
 {
     static const char *const narrow[] = {"JOB", "NAME", "ST", "STEP", "LOSS", "TOK/S", "ATT", "DEV", "TIME", "INFO"};
-    static const char *const wide[] = {"JOB", "NAME", "ST",   "STEP", "LOSS", "TOK/S",     "ATT",
-                                       "DEV", "TIME", "USER", "PRIO", "CKPT", "SUBMITTED", "INFO"};
+    static const char *const wide[] = {"JOB",  "NAME", "ST",   "STEP", "LOSS", "TOK/S",     "ATT", "DEV",
+                                       "TIME", "MFU",  "USER", "PRIO", "CKPT", "SUBMITTED", "INFO"};
     *sink = (struct page_sink){.ctl = ctl};
     if (ctl->output == OUTPUT_TABLE)
         sink->table = table_new(10, narrow, "rlllrrrrrl");
     else if (ctl->output == OUTPUT_WIDE)
-        sink->table = table_new(14, wide, "rlllrrrrrlrrll");
+        sink->table = table_new(15, wide, "rlllrrrrrrlrrll");
     else if (ctl->output == OUTPUT_JSON)
         sink->list = json_array();
 }

@@ -90,6 +90,8 @@ json_t *json_summary(const Boost__JobSummary *s)
         json_put(o, "eval_loss", json_number(s->eval_loss));
     if (s->has_tokens_per_s)
         json_put(o, "tokens_per_s", json_number(s->tokens_per_s));
+    if (s->has_mfu)
+        json_put(o, "mfu", json_number(s->mfu));
     if (s->has_attempt)
         json_put(o, "attempt", json_integer(s->attempt));
     json_put(o, "restarts", json_integer(s->restarts));
@@ -151,6 +153,37 @@ json_t *json_metric_row(const Boost__MetricRow *r)
     return o;
 }
 
+/* Keys are absent where there is nothing to say. */
+static json_t *device_array(Boost__DeviceInfo *const *list, size_t n)
+{
+    json_t *array = json_array();
+    for (size_t i = 0; i < n; i++) {
+        const Boost__DeviceInfo *d = list[i];
+        json_t *o = json_object();
+        if (d->node && *d->node)
+            json_put(o, "node", json_text(d->node));
+        json_put(o, "index", json_integer(d->index));
+        json_put(o, "name", json_text(d->name));
+        json_put(o, "uuid", json_text(d->uuid));
+        if (d->pci_bus_id && *d->pci_bus_id)
+            json_put(o, "pci_bus_id", json_text(d->pci_bus_id));
+        json_put(o, "memory_mib", json_integer(d->memory_mib));
+        json_put(o, "used_mib", json_integer(d->used_mib));
+        json_put(o, "healthy", json_boolean(!d->trouble || !*d->trouble));
+        if (d->trouble && *d->trouble)
+            json_put(o, "trouble", json_text(d->trouble));
+        if (d->note && *d->note)
+            json_put(o, "note", json_text(d->note));
+        if (d->has_job) {
+            json_put(o, "job", json_integer(d->job));
+            json_put(o, "attempt", json_integer(d->attempt));
+            json_put(o, "rank", json_integer(d->rank));
+        }
+        json_array_append_new(array, o);
+    }
+    return array;
+}
+
 json_t *json_node(const Boost__NodeInfo *n)
 {
     json_t *o = json_object();
@@ -161,6 +194,14 @@ json_t *json_node(const Boost__NodeInfo *n)
     json_put(o, "device_kind", json_text(n->device_kind));
     json_put(o, "devices", json_integer(n->devices));
     json_put(o, "devices_busy", json_integer(n->devices_busy));
+    if (n->has_cpu_slots)
+        json_put(o, "cpu_slots", json_integer(n->cpu_slots));
+    if (n->has_cpu_slots_busy)
+        json_put(o, "cpu_slots_busy", json_integer(n->cpu_slots_busy));
+    if (n->driver && *n->driver)
+        json_put(o, "driver", json_text(n->driver));
+    if (n->n_gpus)
+        json_put(o, "gpus", device_array(n->gpus, n->n_gpus));
     json_put(o, "memory_mib", json_integer(n->memory_mib));
     json_t *jobs = json_array();
     for (size_t i = 0; i < n->n_jobs; i++)
@@ -201,6 +242,8 @@ json_t *json_show(const Boost__ShowReply *r)
     for (size_t i = 0; i < r->n_attempts; i++)
         json_array_append_new(list, attempt_object(r->attempts[i]));
     json_put(o, "attempts", list);
+    if (r->n_devices)
+        json_put(o, "devices", device_array(r->devices, r->n_devices));
     list = json_array();
     for (size_t i = 0; i < r->n_checkpoints; i++)
         json_array_append_new(list, json_checkpoint(r->checkpoints[i]));

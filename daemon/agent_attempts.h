@@ -72,6 +72,9 @@ struct agent_rank {
     Boost__ExitRecord *exit; /* NULL: has not ended */
     bool exit_sent, exit_acked;
     bool exit_again; /* sent in this round of repeats */
+    /* Of one whose device failed: until this look at the GPUs is over, or that time, its end is kept back. */
+    uint64_t device_look;
+    int64_t device_due;
 };
 
 struct agent_attempt {

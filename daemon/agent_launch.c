@@ -115,6 +115,8 @@ static void prepare(uv_work_t *work)
     l->class_ = BOOST__EXIT_CLASS__VALUE__INFRA;
     l->reason = BOOST__REASON__VALUE__NONE;
     l->rc = check_worker(a->start->worker_path, &l->err);
+    if (!l->rc && a->start->n_devices)
+        l->rc = agent_preflight_cuda(a->start->worker_path, &l->err);
     if (!l->rc)
         l->rc = make_run_dir(a, &l->err);
     if (l->rc == ERR_NOSPACE)

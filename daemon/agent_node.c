@@ -78,6 +78,7 @@ static void on_interval(uv_timer_t *timer)
     }
     agent->last_poll_ns = now;
     poll_all(agent);
+    devices_run(agent, now);
 }
 
 /* ---- the controller ---- */
@@ -118,8 +119,12 @@ static const Boost__Register *make_register(void *arg)
         live->alive = attempt_alive(a);
         live->n_ranks = a->start->n_ranks;
         live->ranks = a->start->ranks;
+        live->has_cuda = true;
+        live->cuda = a->start->n_devices > 0;
         r->attempts[r->n_attempts++] = live;
     }
+    r->devices = devices_report(agent, arena);
+    devices_told(agent->devices);
     return r->n_attempts == count ? r : NULL;
 }
 
@@ -298,7 +303,9 @@ static int start_parts(struct agent *agent, struct error *err)
                                            .registered = on_registered,
                                            .message = on_message,
                                            .lost = on_lost};
-    int rc = agent_tasks_create(agent, &agent->tasks, err);
+    int rc = devices_open(agent, &agent->devices, err);
+    if (!rc)
+        rc = agent_tasks_create(agent, &agent->tasks, err);
     if (!rc)
         rc = rendezvous_listen(agent, &agent->rendezvous, err);
     if (!rc) /* before anything is adopted: to be asked whether it is up */
@@ -308,6 +315,8 @@ static int start_parts(struct agent *agent, struct error *err)
 
 static bool is_busy(const struct agent *agent)
 {
+    if (devices_busy(agent->devices))
+        return true;
     for (const struct agent_attempt *a = agent->attempts; a; a = a->next) {
         if (a->busy)
             return true;
@@ -341,6 +350,7 @@ static void close_all(struct agent *agent)
     if (wait_for_helpers(agent)) {
         attempts_close(agent);
         agent_tasks_close(agent->tasks);
+        devices_close(agent->devices);
         int64_t deadline = clock_mono_ns() + CLOSE_MS * NS_PER_MS;
         while (uv_run(agent->loop, UV_RUN_NOWAIT) && clock_mono_ns() < deadline)
             poll(NULL, 0, 1);

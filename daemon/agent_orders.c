@@ -74,7 +74,8 @@ static Boost__AttemptStart *complete_order(struct agent *agent, const Boost__Att
         }
     }
     int wanted = s->spec->resources ? s->spec->resources->threads_per_rank : 0;
-    int fair = agent->cores / agent->cpu_slots > 0 ? agent->cores / agent->cpu_slots : 1;
+    bool cuda = s->spec->resources && s->spec->resources->device == BOOST__DEVICE__VALUE__CUDA;
+    int fair = !cuda && agent->cores / agent->cpu_slots > 0 ? agent->cores / agent->cpu_slots : 1;
     if (s->threads_per_rank <= 0)
         s->threads_per_rank = wanted > 0 ? wanted : fair;
     s->has_threads_per_rank = true;
@@ -105,6 +106,12 @@ void attempts_start(struct agent *agent, const Boost__AttemptStart *order)
         return;
     }
     Boost__AttemptStart *start = complete_order(agent, order);
+    if (start && (rc = devices_assign(agent, start, &err))) {
+        boost__attempt_start__free_unpacked(start, NULL);
+        attempt_refuse(agent, order->job, order->attempt, BOOST__EXIT_CLASS__VALUE__INFRA,
+                       BOOST__REASON__VALUE__NoDevices, &err);
+        return;
+    }
     a = start ? attempts_add(agent, start) : NULL;
     if (!a) {
         error_set(&err, ERR_NOMEM, "no memory for the attempt");

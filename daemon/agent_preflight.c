@@ -4,17 +4,23 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "daemon/agent_user.h"
+#include "proto/base/clock.h"
 #include "proto/base/fs.h"
 #include "proto/tokenfile.h"
 
-enum { PROBE_BYTES = 4096 };
+enum { PROBE_BYTES = 4096, CUDA_CHECK_MS = 30000 };
+extern char **environ;
 
 static int check_data_file(const char *path, Boost__Format__Value format, int64_t seq_len, struct error *err)
 {
@@ -110,4 +116,67 @@ int agent_preflight(const Boost__JobSpec *spec, uint32_t uid, uint32_t gid, Boos
         rc = check_workdir(spec->workdir, err);
     as_user_end(&user);
     return rc;
+}
+
+/* ---- CUDA ---- */
+
+/* What the process says, until it has closed `fd` or the time is over. */
+static bool read_answer(int fd, char *out, size_t cap)
+{
+    int64_t deadline = clock_mono_ns() + CUDA_CHECK_MS * NS_PER_MS;
+    size_t used = 0;
+    out[0] = '\0';
+    for (;;) {
+        int64_t left = (deadline - clock_mono_ns()) / NS_PER_MS;
+        struct pollfd p = {.fd = fd, .events = POLLIN};
+        char chunk[512];
+        int ready = left > 0 ? poll(&p, 1, (int)left) : 0;
+        if (ready < 0 && errno == EINTR)
+            continue;
+        if (ready <= 0)
+            return false;
+        ssize_t n = read(fd, chunk, sizeof chunk);
+        if (n <= 0)
+            return true;
+        size_t keep = (size_t)n < cap - 1 - used ? (size_t)n : cap - 1 - used;
+        memcpy(out + used, chunk, keep);
+        used += keep;
+        out[used] = '\0';
+    }
+}
+
+int agent_preflight_cuda(const char *worker, struct error *err)
+{
+    char *argv[] = {(char *)(uintptr_t)worker, "--check-cuda", NULL};
+    char said[400];
+    int fds[2], status = 0;
+    pid_t pid;
+    if (pipe2(fds, O_CLOEXEC) < 0)
+        return error_errno(err, errno, "no descriptors to ask %s", worker);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, fds[1], 2);
+    int errnum = posix_spawn(&pid, worker, &actions, NULL, argv, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    close(fds[1]);
+    if (errnum) {
+        close(fds[0]);
+        return error_errno(err, errnum, "cannot run %s", worker);
+    }
+    bool answered = read_answer(fds[0], said, sizeof said);
+    close(fds[0]);
+    if (!answered)
+        kill(pid, SIGKILL); /* our own child, not reaped yet: the pid is nobody else's */
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+        ;
+    if (answered && WIFEXITED(status) && WEXITSTATUS(status) == 0)
+        return ERR_OK;
+    said[strcspn(said, "\n")] = '\0';
+    static const char prefix[] = "boost-worker: ";
+    const char *why = strncmp(said, prefix, sizeof prefix - 1) == 0 ? said + sizeof prefix - 1 : said;
+    error_set(err, ERR_UNSUPPORTED, "this node's boost-worker is without CUDA: %s",
+              !answered ? "it did not answer"
+              : *why    ? why
+                        : "it ended without a word");
+    return error_hint(err, "build or install boost-cuda.so beside it, or set resources.device: CPU");
 }

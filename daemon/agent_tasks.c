@@ -28,6 +28,7 @@ struct task {
     struct task *next; /* list of followers */
     Boost__Task *order;
     bool forgotten; /* nobody waits for the reply */
+    bool gpus;      /* the node has some */
     /* result */
     int rc;
     struct error err;
@@ -93,14 +94,24 @@ static void reply(struct task *t)
 
 /* ---- in a thread ---- */
 
-static int run_file_task(const Boost__Task *order, struct error *err)
+/* Of a node without GPUs nothing is asked about them: the job will not come here. */
+static int preflight(const struct task *t, uint32_t uid, uint32_t gid, struct error *err)
 {
     Boost__Reason__Value reason;
+    const Boost__JobSpec *spec = t->order->preflight->spec;
+    int rc = agent_preflight(spec, uid, gid, &reason, err);
+    bool cuda = spec && spec->resources && spec->resources->device == BOOST__DEVICE__VALUE__CUDA;
+    return rc || !cuda || !t->gpus ? rc : agent_preflight_cuda(t->tasks->agent->worker_path, err);
+}
+
+static int run_file_task(const struct task *t, struct error *err)
+{
+    const Boost__Task *order = t->order;
     struct as_user user;
     uint32_t uid = order->has_uid ? order->uid : (uint32_t)geteuid();
     uint32_t gid = order->has_gid ? order->gid : (uint32_t)getegid();
     if (order->body_case == BOOST__TASK__BODY_PREFLIGHT)
-        return agent_preflight(order->preflight->spec, uid, gid, &reason, err);
+        return preflight(t, uid, gid, err);
     int rc = as_user_begin(&user, uid, gid, err);
     if (rc)
         return rc;
@@ -127,7 +138,7 @@ static void run_task(uv_work_t *work)
 {
     struct task *t = work->data;
     if (t->order->body_case != BOOST__TASK__BODY_READ_LOG) {
-        t->rc = run_file_task(t->order, &t->err);
+        t->rc = run_file_task(t, &t->err);
         return;
     }
     const Boost__ReadLog *o = t->order->read_log;
@@ -255,6 +266,7 @@ void agent_tasks_take(struct agent *agent, const Boost__Task *order)
         return;
     }
     t->tasks = agent->tasks;
+    t->gpus = devices_count(agent->devices) > 0;
     t->work.data = t;
     buffer_init(&t->data, LOG_BYTES_MAX + 1);
     if (order->body_case != BOOST__TASK__BODY_READ_LOG) {

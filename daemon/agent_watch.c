@@ -23,6 +23,7 @@ enum {
     METRICS_WAIT_MS = 3000, /* NodeEnd waits so long for metrics to be sent        */
     RESEND_MS = 5000,       /* reports that nobody acknowledged go again            */
     ACKS_SAVE_MS = 2000,
+    DEVICE_MS = 500, /* the end of a rank whose device failed waits so long for what the driver knows */
 };
 
 /* ---- files of the keeper ---- */
@@ -52,6 +53,10 @@ static void load_exit(struct agent_attempt *a, struct agent_rank *r)
     }
     if (rc)
         log_error(LOG_ERROR, &err, "the end of rank %d", r->rank);
+    else if (r->exit->exit_code == RANK_EXIT_INFRA && !r->exit->signal && a->start->n_devices && a->agent->devices) {
+        r->device_look = devices_look_now(a->agent);
+        r->device_due = clock_mono_ns() + DEVICE_MS * NS_PER_MS;
+    }
     buffer_free(&packed);
 }
 
@@ -284,6 +289,19 @@ static bool all_acked(const struct agent_attempt *a)
     return a->end_acked;
 }
 
+/* Whether the end can be told: what is known of the device is in it. */
+static bool device_named(struct agent_attempt *a, struct agent_rank *r)
+{
+    if (!r->device_due)
+        return true;
+    if (devices_looked(a->agent->devices) < r->device_look && clock_mono_ns() < r->device_due)
+        return false;
+    r->device_due = 0;
+    free(r->exit->device);
+    r->exit->device = devices_describe(a->agent, a->start, r->rank);
+    return true;
+}
+
 /* The earliest end not reported, by the keeper's order, so that the first failure is heard first; NULL: none. */
 static struct agent_rank *next_exit(struct agent_attempt *a, bool again)
 {
@@ -294,7 +312,7 @@ static struct agent_rank *next_exit(struct agent_attempt *a, bool again)
         if (due && (!first || r->exit->seq < first->exit->seq))
             first = r;
     }
-    return first;
+    return first && device_named(a, first) ? first : NULL;
 }
 
 static void send_exits(struct agent_attempt *a, bool again)

@@ -27,10 +27,8 @@ static const struct range boostd_ranges[] = {
     {"kill_confirm_ms", 100, 3600000},
 };
 static const struct range agent_ranges[] = {
-    {"cpu_slots", 0, 65536},
-    {"hang_min_ms", 100, 86400000},
-    {"hang_max_ms", 100, 86400000},
-    {"log_keep_bytes", 0, INT64_MAX},
+    {"cpu_slots", 0, 65536},          {"hang_min_ms", 100, 86400000}, {"hang_max_ms", 100, 86400000},
+    {"log_keep_bytes", 0, INT64_MAX}, {"ranks_per_gpu", 1, 64},
 };
 
 static int check_ranges(const ProtobufCMessage *m, const struct range *ranges, size_t n, struct error *err)
@@ -139,6 +137,10 @@ int config_load_agent(const char *path, const char *fallback, const char *const 
         rc = below("hang_min_ms", c->hang_min_ms, "hang_max_ms", c->hang_max_ms, err);
     if (!rc)
         rc = log_level_by_name(c->log_level, &level, err);
+    if (!rc && !(c->peak_tflops >= 0 && c->peak_tflops <= 1e6)) {
+        rc = error_set(err, ERR_INVALID, "configuration: peak_tflops = %g is out of range", c->peak_tflops);
+        error_hint(err, "choose 0 to 1000000, e.g. 989.4");
+    }
     if (!rc && !*c->state_dir)
         rc = error_set(err, ERR_INVALID, "configuration: state_dir is empty");
     *out = c;

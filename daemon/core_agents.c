@@ -84,7 +84,8 @@ static void rebuild_holdings(struct core *c, struct node *n, const Boost__Regist
             continue;
         }
         /* Another store's attempt takes devices too: its job number is kept apart by its sign. */
-        struct holding *h = node_hold(n, ours ? x->job : -x->job, x->attempt, (int)x->n_ranks);
+        struct holding *h =
+            node_hold(n, ours ? x->job : -x->job, x->attempt, x->cuda ? SCHED_GPU : SCHED_CPU, (int)x->n_ranks);
         /* Drained by an earlier run of the controller: what it waited for is among these. */
         if (h && ours && verdict(c, n, x) == BOOST__VERDICT__WHAT__FENCE && n->admin == ADMIN(DRAINING))
             h->overdue = true;
@@ -151,6 +152,15 @@ static void reconcile(struct core *c, struct node *n, const Boost__Register *m)
     }
 }
 
+static void say_up(struct core *c, struct node *n, bool rebooted)
+{
+    char gpus[128] = "";
+    if (n->gpus)
+        snprintf(gpus, sizeof gpus, "%d GPU%s (%.60s), ", n->gpus, n->gpus == 1 ? "" : "s", n->gpu_name);
+    add_event(c, NULL, 0, n->name, "controller", "node-up", "%s is up: %s%d %s%s%s", n->name, gpus, n->cpu_slots,
+              n->gpus ? "CPU slot" : "device", n->cpu_slots == 1 ? "" : "s", rebooted ? ", rebooted" : "");
+}
+
 int core_agent_register(struct core *c, const Boost__Register *msg, struct error *err)
 {
     int rc = check_register(c, msg, err);
@@ -179,9 +189,9 @@ int core_agent_register(struct core *c, const Boost__Register *msg, struct error
     n->last_seen = now_mono(c);
     if (changed)
         mark_node(c, n);
+    node_devices(c, n, msg->devices);
     if (was != LIVENESS(UP) && was != LIVENESS(SUSPECT))
-        add_event(c, NULL, 0, n->name, "controller", "node-up", "%s is up: %d device%s%s", n->name, n->cpu_slots,
-                  n->cpu_slots == 1 ? "" : "s", rebooted ? ", rebooted" : "");
+        say_up(c, n, rebooted);
     rebuild_holdings(c, n, msg);
     send_registered(c, n, msg);
     reconcile(c, n, msg);
@@ -478,6 +488,9 @@ static void dispatch(struct core *c, struct node *n, const Boost__AgentMessage *
         break;
     case BOOST__AGENT_MESSAGE__BODY_HANG:
         on_hang(c, n, msg->hang);
+        break;
+    case BOOST__AGENT_MESSAGE__BODY_DEVICES:
+        node_devices(c, n, msg->devices);
         break;
     default:
         c->stats.protocol_errors++;

@@ -122,6 +122,9 @@ static void load_node(void *arg, const struct store_node *row)
     n->admin_ns = row->admin_ns;
     n->cpu_slots = row->cpu_slots;
     n->memory_mib = row->memory_mib;
+    n->gpus = row->gpus;
+    text_set(&n->gpu_name, row->gpu_name ? row->gpu_name : "");
+    n->gpu_mib = row->gpu_mib;
     n->uid = row->uid;
     text_set(&n->data_address, row->data_address);
 }
@@ -205,7 +208,7 @@ static void adopt_attempt(struct core *c, struct job *job, struct attempt *a)
     for (int p = 0; p < a->n_parts; p++) {
         struct node *n = node_get(c, a->parts[p].node);
         if (n)
-            node_hold(n, job->id, a->number, a->parts[p].n_ranks);
+            node_hold(n, job->id, a->number, spec_pool(job->resolved), a->parts[p].n_ranks);
     }
 }
 

@@ -161,6 +161,10 @@ static void append_end(struct buffer *b, const struct rank_end *e)
                       : e->class == CLASS(PEER_LOST) ? " (lost a peer)"
                       : e->class == CLASS(INFRA)     ? " (device or driver)"
                                                      : "");
+    if (e->device && *e->device) {
+        buffer_append_str(b, " on ");
+        append_text(b, (const uint8_t *)e->device, strlen(e->device));
+    }
     if (e->error && *e->error) {
         buffer_append_str(b, ": ");
         append_text(b, (const uint8_t *)e->error, strlen(e->error));

@@ -293,6 +293,9 @@ static void put_node_row(struct core *c, const struct node *n)
                                                    .admin_ns = n->admin_ns,
                                                    .cpu_slots = n->cpu_slots,
                                                    .memory_mib = n->memory_mib,
+                                                   .gpus = n->gpus,
+                                                   .gpu_name = n->gpu_name ? n->gpu_name : "",
+                                                   .gpu_mib = n->gpu_mib,
                                                    .uid = n->uid,
                                                    .data_address = n->data_address ? n->data_address : ""});
 }

@@ -480,7 +480,7 @@ void checkpoints_work(struct core *c, struct job *job)
         }
         if (k->state == CKPT(ABANDONED) && !may_delete(job, k))
             continue;
-        struct node *n = task_node(c, job, job->uid);
+        struct node *n = task_node(c, job, job->uid, SCHED_CPU);
         k->retry_due = 0;
         /* Without a node: looked at again when one registers. */
         if (n && !(k->state == CKPT(WRITING) ? send_manifest(c, job, k, n) : send_delete(c, job, k, n)))

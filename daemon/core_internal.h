@@ -34,6 +34,7 @@
 struct holding {
     int64_t job;
     int attempt;
+    enum sched_pool pool;
     int slots;
     bool reserved;    /* chosen, StartAttempt not decided yet */
     int64_t kill_due; /* a kill was sent: to be confirmed by then, 0 = none */
@@ -50,6 +51,11 @@ struct node {
     int cpu_slots;
     int cores; /* told when its agent registers; 0: not known yet */
     int64_t memory_mib;
+    /* Of its last agent: so many, of this name, the least memory of one. */
+    int gpus;
+    char *gpu_name;
+    int64_t gpu_mib;
+    Boost__DeviceReport *devices; /* newest, of this run of the controller; NULL: none yet */
     uint32_t uid;
     Boost__NodeLiveness__Value liveness;
     bool registered; /* in this run of the controller */
@@ -212,9 +218,14 @@ struct node *node_find(struct core *c, const char *name);
 struct node *node_get(struct core *c, const char *name); /* made when new; NULL: out of memory */
 void node_free(struct node *n);
 struct holding *node_holding(struct node *n, int64_t job, int attempt);
-struct holding *node_hold(struct node *n, int64_t job, int attempt, int slots); /* adds or returns */
+/* Adds or returns. */
+struct holding *node_hold(struct node *n, int64_t job, int attempt, enum sched_pool pool, int slots);
 void node_release(struct core *c, struct node *n, int64_t job, int attempt);
-int node_free_slots(const struct node *n);
+int node_slots(const struct node *n, enum sched_pool pool); /* that work */
+int node_busy(const struct node *n, enum sched_pool pool);
+int node_free_slots(const struct node *n, enum sched_pool pool);
+/* Takes over what the agent says of its GPUs; tells what became unhealthy, and healthy again. */
+void node_devices(struct core *c, struct node *n, const Boost__DeviceReport *report);
 bool node_usable(const struct node *n); /* UP and connected */
 void node_drain(struct core *c, struct node *n, const char *reason);
 /* Ends the controller's own drain, once nothing overdue is left: what it was for is confirmed after all. */
@@ -237,13 +248,14 @@ void task_cancel(struct core *c, uint64_t id); /* done is not called */
 void task_reply(struct core *c, struct node *n, const Boost__TaskReply *reply);
 void tasks_lost(struct core *c, struct node *n); /* the connection broke */
 int64_t tasks_run(struct core *c, int64_t now);
-/* A node that may work on this user's files now, the job's own first. */
-struct node *task_node(struct core *c, const struct job *job, uint32_t uid);
+/* A node that may work on this user's files now, the job's own first, then one that has devices of the pool. */
+struct node *task_node(struct core *c, const struct job *job, uint32_t uid, enum sched_pool pool);
 
 /* ---- core_place.c: from pending to StartAttempt ------------------------------------- */
 
 int job_nodes(const struct job *job);
 int job_devices_per_node(const struct job *job);
+enum sched_pool spec_pool(const Boost__JobSpec *resolved);
 /* What the scheduler would say now, the jobs ahead of it included. */
 void job_pending_reason(struct core *c, const struct job *job, struct sched_answer *out);
 void spec_pending_reason(struct core *c, const Boost__JobSpec *resolved, uint32_t uid, struct sched_answer *out);

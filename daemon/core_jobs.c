@@ -151,7 +151,7 @@ static void job_finish(struct core *c, struct job *job)
 {
     job->ended_ns = now_wall(c);
     job->backoff_due = 0;
-    job->tokens_per_s = NAN;
+    job->tokens_per_s = job->mfu = NAN;
     if (c->parked)
         due_at(c, 0);
 }

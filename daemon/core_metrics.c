@@ -82,6 +82,8 @@ static void show(struct job *job, const Boost__MetricRecord *record)
             job->eval_loss = m->value;
         else if (strcmp(m->name, "tokens_per_s") == 0)
             job->tokens_per_s = m->value;
+        else if (strcmp(m->name, "mfu") == 0)
+            job->mfu = m->value;
         else if (strcmp(m->name, "step_ms") == 0 && m->value > 0 && isfinite(m->value))
             job->step_ms = job->step_ms > 0 ? 0.9 * job->step_ms + 0.1 * m->value : m->value;
     }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "daemon/core_internal.h"
+#include "proto/reflect.h"
 
 struct node *node_find(struct core *c, const char *name)
 {
@@ -22,6 +23,9 @@ void node_free(struct node *n)
     free(n->data_address);
     free(n->admin_reason);
     free(n->admin_by);
+    free(n->gpu_name);
+    if (n->devices)
+        boost__device_report__free_unpacked(n->devices, NULL);
     free(n->holdings);
     free(n);
 }
@@ -56,7 +60,7 @@ struct holding *node_holding(struct node *n, int64_t job, int attempt)
     return NULL;
 }
 
-struct holding *node_hold(struct node *n, int64_t job, int attempt, int slots)
+struct holding *node_hold(struct node *n, int64_t job, int attempt, enum sched_pool pool, int slots)
 {
     struct holding *h = node_holding(n, job, attempt);
     if (h)
@@ -65,7 +69,7 @@ struct holding *node_hold(struct node *n, int64_t job, int attempt, int slots)
     if (!list)
         return NULL;
     n->holdings = list;
-    list[n->n_holdings] = (struct holding){.job = job, .attempt = attempt, .slots = slots};
+    list[n->n_holdings] = (struct holding){.job = job, .attempt = attempt, .pool = pool, .slots = slots};
     return &list[n->n_holdings++];
 }
 
@@ -97,12 +101,93 @@ void node_release(struct core *c, struct node *n, int64_t job, int attempt)
         node_undrain(c, n);
 }
 
-int node_free_slots(const struct node *n)
+static bool works(const Boost__DeviceInfo *d)
 {
-    int slots = n->cpu_slots;
+    return !d->trouble || !*d->trouble;
+}
+
+int node_slots(const struct node *n, enum sched_pool pool)
+{
+    int slots = 0;
+    if (pool == SCHED_CPU)
+        return n->cpu_slots;
+    if (!n->devices)
+        return n->gpus;
+    for (size_t i = 0; i < n->devices->n_devices; i++)
+        slots += works(n->devices->devices[i]);
+    return slots;
+}
+
+int node_busy(const struct node *n, enum sched_pool pool)
+{
+    int slots = 0;
     for (int i = 0; i < n->n_holdings; i++)
-        slots -= n->holdings[i].slots;
+        slots += n->holdings[i].pool == pool ? n->holdings[i].slots : 0;
+    return slots;
+}
+
+int node_free_slots(const struct node *n, enum sched_pool pool)
+{
+    int slots = node_slots(n, pool) - node_busy(n, pool);
+    /* One that broke under an attempt is neither among those that work nor does it take one of them. */
+    for (size_t i = 0; pool == SCHED_GPU && n->devices && i < n->devices->n_devices; i++) {
+        const Boost__DeviceInfo *d = n->devices->devices[i];
+        slots -= works(d) && d->taken && !d->has_job;
+        for (int k = 0; !works(d) && d->has_job && k < n->n_holdings; k++)
+            slots += n->holdings[k].job == d->job && n->holdings[k].attempt == d->attempt;
+    }
     return slots > 0 ? slots : 0;
+}
+
+/* ---- GPUs ---- */
+
+static const Boost__DeviceInfo *device_of(const Boost__DeviceReport *r, int index)
+{
+    for (size_t i = 0; r && i < r->n_devices; i++)
+        if (r->devices[i]->index == index)
+            return r->devices[i];
+    return NULL;
+}
+
+static void tell_health(struct core *c, struct node *n, const Boost__DeviceReport *was, const Boost__DeviceReport *now)
+{
+    for (size_t i = 0; i < now->n_devices; i++) {
+        const Boost__DeviceInfo *d = now->devices[i];
+        if (device_of(now, d->index) != d)
+            continue; /* a second share of the same */
+        const Boost__DeviceInfo *old = device_of(was, d->index);
+        const char *name = d->name ? d->name : "?";
+        if (!works(d) && (!old || works(old) || strcmp(old->trouble, d->trouble) != 0))
+            add_event(c, NULL, 0, n->name, "controller", "device-unhealthy",
+                      "gpu %d (%s) of %s is not given to new attempts: %.300s", d->index, name, n->name, d->trouble);
+        else if (works(d) && old && !works(old))
+            add_event(c, NULL, 0, n->name, "controller", "device-healthy", "gpu %d (%s) of %s works again", d->index,
+                      name, n->name);
+    }
+}
+
+void node_devices(struct core *c, struct node *n, const Boost__DeviceReport *report)
+{
+    static const Boost__DeviceReport none = BOOST__DEVICE_REPORT__INIT;
+    const Boost__DeviceReport *told = report ? report : &none;
+    Boost__DeviceReport *copy = (Boost__DeviceReport *)reflect_clone(&told->base);
+    if (!copy)
+        return; /* the picture of before is told again with the next change */
+    int64_t least = 0;
+    for (size_t i = 0; i < copy->n_devices; i++)
+        if (i == 0 || copy->devices[i]->memory_mib < least)
+            least = copy->devices[i]->memory_mib;
+    const char *name = copy->n_devices && copy->devices[0]->name ? copy->devices[0]->name : "";
+    if (n->gpus != (int)copy->n_devices || n->gpu_mib != least || strcmp(n->gpu_name ? n->gpu_name : "", name) != 0)
+        mark_node(c, n);
+    tell_health(c, n, n->devices, copy);
+    n->gpus = (int)copy->n_devices;
+    n->gpu_mib = least;
+    text_set(&n->gpu_name, name);
+    if (n->devices)
+        boost__device_report__free_unpacked(n->devices, NULL);
+    n->devices = copy;
+    c->schedule = true;
 }
 
 bool node_usable(const struct node *n)

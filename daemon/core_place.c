@@ -35,6 +35,11 @@ int job_devices_per_node(const struct job *job)
     return spec_devices(job->resolved);
 }
 
+enum sched_pool spec_pool(const Boost__JobSpec *s)
+{
+    return s->resources && s->resources->device == BOOST__DEVICE__VALUE__CUDA ? SCHED_GPU : SCHED_CPU;
+}
+
 /* ---- the scheduler's picture --------------------------------------------------------- */
 
 struct picture {
@@ -53,16 +58,16 @@ static bool picture_make(struct core *c, const struct job *job, struct picture *
     p->n = 0;
     for (struct node *node = c->nodes; p->nodes && p->of && node; node = node->next) {
         struct sched_node *s = &p->nodes[p->n];
-        *s = (struct sched_node){.name = node->name,
-                                 .slots = node->cpu_slots,
-                                 .free = node_free_slots(node),
-                                 .up = node_usable(node),
-                                 .open = node->admin == ADMIN(NONE),
-                                 .uid = node->uid};
-        /* Attempt k+1 does not go where attempt k is not confirmed dead. */
-        for (int i = 0; job && i < node->n_holdings; i++)
-            if (node->holdings[i].job == job->id)
-                s->free = 0;
+        *s = (struct sched_node){
+            .name = node->name, .up = node_usable(node), .open = node->admin == ADMIN(NONE), .uid = node->uid};
+        for (enum sched_pool pool = 0; pool < SCHED_POOLS; pool++) {
+            s->slots[pool] = node_slots(node, pool);
+            s->free[pool] = node_free_slots(node, pool);
+            /* Attempt k+1 does not go where attempt k is not confirmed dead. */
+            for (int i = 0; job && i < node->n_holdings; i++)
+                if (node->holdings[i].job == job->id)
+                    s->free[pool] = 0;
+        }
         p->of[p->n++] = node;
     }
     return p->nodes && p->of;
@@ -87,7 +92,8 @@ static struct node **choose(struct core *c, const struct job *job, const Boost__
                             struct sched_answer *out)
 {
     struct picture p;
-    struct sched_request request = {.nodes = spec_nodes(spec), .devices_per_node = spec_devices(spec), .uid = uid};
+    struct sched_request request = {
+        .pool = spec_pool(spec), .nodes = spec_nodes(spec), .devices_per_node = spec_devices(spec), .uid = uid};
     int *index = calloc((size_t)request.nodes, sizeof *index);
     struct node **chosen = calloc((size_t)request.nodes, sizeof(struct node *));
     if (!picture_make(c, job, &p) || !index || !chosen) {
@@ -106,13 +112,14 @@ static struct node **choose(struct core *c, const struct job *job, const Boost__
     return chosen;
 }
 
-/* Anyone before it in the order who waits for devices that others hold? */
-static const struct job *blocker(struct core *c, const struct job *job, int priority, struct sched_answer *why)
+/* Anyone before it in the order who waits for devices of the same pool that others hold? job NULL: of a job to come. */
+static const struct job *blocker(struct core *c, const struct job *job, enum sched_pool pool, int priority,
+                                 struct sched_answer *why)
 {
     for (const struct job *ahead = c->pending.head; ahead && ahead != job; ahead = ahead->pending.next) {
         if (!job && ahead->priority < priority)
             break;
-        if (ahead->starting)
+        if (ahead->starting || spec_pool(ahead->resolved) != pool)
             continue;
         free(choose(c, ahead, ahead->resolved, ahead->uid, why));
         if (why->verdict == SCHED_WAIT)
@@ -125,7 +132,8 @@ void spec_pending_reason(struct core *c, const Boost__JobSpec *resolved, uint32_
 {
     struct sched_answer ahead;
     free(choose(c, NULL, resolved, uid, out));
-    const struct job *head = out->verdict == SCHED_PLACED ? blocker(c, NULL, resolved->priority, &ahead) : NULL;
+    const struct job *head =
+        out->verdict == SCHED_PLACED ? blocker(c, NULL, spec_pool(resolved), resolved->priority, &ahead) : NULL;
     if (!head)
         return;
     *out = (struct sched_answer){.verdict = SCHED_WAIT, .reason = ahead.reason};
@@ -141,7 +149,7 @@ void job_pending_reason(struct core *c, const struct job *job, struct sched_answ
         snprintf(out->text, sizeof out->text, "%.200s", job->start_trouble ? job->start_trouble : "tried again soon");
         return;
     }
-    const struct job *head = out->verdict == SCHED_PLACED ? blocker(c, job, 0, &ahead) : NULL;
+    const struct job *head = out->verdict == SCHED_PLACED ? blocker(c, job, spec_pool(job->resolved), 0, &ahead) : NULL;
     if (!head)
         return;
     *out = (struct sched_answer){.verdict = SCHED_WAIT, .reason = ahead.reason};
@@ -332,7 +340,8 @@ static void start_begin(struct core *c, struct job *job, struct node **nodes)
     bool held = s != NULL;
     int n = job_nodes(job);
     for (int i = 0; held && i < n; i++) {
-        struct holding *h = node_hold(nodes[i], job->id, job->n_attempts + 1, job_devices_per_node(job));
+        struct holding *h =
+            node_hold(nodes[i], job->id, job->n_attempts + 1, spec_pool(job->resolved), job_devices_per_node(job));
         held = h != NULL;
         if (h)
             h->reserved = true;
@@ -364,12 +373,14 @@ static bool any_open(struct core *c)
 void schedule_pass(struct core *c)
 {
     int64_t now = now_mono(c);
+    bool taken[SCHED_POOLS] = {false}; /* by one who waits, and was here first */
     if (!any_open(c))
         return; /* however many wait */
     for (struct job *job = c->pending.head, *next; job; job = next) {
         struct sched_answer answer;
         next = job->pending.next;
-        if (job->starting)
+        enum sched_pool pool = spec_pool(job->resolved);
+        if (job->starting || taken[pool])
             continue;
         if (job->unsettled)
             break; /* asks again when it is durable */
@@ -383,7 +394,7 @@ void schedule_pass(struct core *c)
         else if (answer.no_memory)
             start_later(c, job, out_of_memory);
         else if (answer.verdict == SCHED_WAIT)
-            break;
+            taken[pool] = true;
     }
 }
 

@@ -268,6 +268,8 @@ Boost__JobSummary *core_summary(struct core *c, const struct job *job, struct ar
     s->eval_loss = job->eval_loss;
     s->has_tokens_per_s = job->state == STATE(RUNNING) && !isnan(job->tokens_per_s);
     s->tokens_per_s = job->tokens_per_s;
+    s->has_mfu = job->state == STATE(RUNNING) && !isnan(job->mfu);
+    s->mfu = job->mfu;
     s->has_attempt = job->n_attempts > 0;
     s->attempt = job->n_attempts;
     s->devices = job_nodes(job) * job_devices_per_node(job);
@@ -341,6 +343,9 @@ static bool checkpoint_list(const struct job *job, struct arena *mem, Boost__Che
     return *out != NULL;
 }
 
+static bool device_list(const struct node *n, const struct job *job, struct arena *mem, Boost__DeviceInfo ***list,
+                        size_t *count);
+
 Boost__ShowReply *core_show(struct core *c, const struct job *job, struct arena *arena)
 {
     Boost__ShowReply *s = arena_alloc(arena, sizeof *s);
@@ -363,6 +368,12 @@ Boost__ShowReply *core_show(struct core *c, const struct job *job, struct arena 
         s->n_attempts++;
     }
     waits_of(&w, job);
+    const struct attempt *live = job_live_attempt(job);
+    for (int p = 0; live && p < live->n_parts; p++) {
+        const struct node *n = node_find(c, live->parts[p].node);
+        if (n && !device_list(n, job, arena, &s->devices, &s->n_devices))
+            return NULL;
+    }
     if (w.failed)
         return NULL;
     s->waits = w.list;
@@ -389,12 +400,57 @@ Boost__CheckpointsReply *core_checkpoints(struct core *c, const struct job *job,
     return checkpoint_list(job, arena, &r->checkpoints, &r->n_checkpoints) ? r : NULL;
 }
 
-static int busy(const struct node *n)
+static Boost__DeviceInfo *device_info(const Boost__DeviceInfo *d, const char *node, struct arena *mem)
 {
-    int slots = 0;
-    for (int i = 0; i < n->n_holdings; i++)
-        slots += n->holdings[i].slots;
-    return slots;
+    Boost__DeviceInfo *x = arena_alloc(mem, sizeof *x);
+    if (!x)
+        return NULL;
+    *x = *d;
+    x->base.n_unknown_fields = 0;
+    x->base.unknown_fields = NULL;
+    /* The core's copy may go before the answer has. */
+    x->uuid = arena_strdup(mem, d->uuid ? d->uuid : "");
+    x->name = arena_strdup(mem, d->name ? d->name : "");
+    x->pci_bus_id = arena_strdup(mem, d->pci_bus_id ? d->pci_bus_id : "");
+    x->trouble = arena_strdup(mem, d->trouble ? d->trouble : "");
+    x->note = arena_strdup(mem, d->note ? d->note : "");
+    x->node = node ? arena_strdup(mem, node) : NULL;
+    return x->uuid && x->name && x->pci_bus_id && x->trouble && x->note ? x : NULL;
+}
+
+/* Appends the node's GPUs to (*list)[*count..], only the job's when it is not NULL; false: out of memory. */
+static bool device_list(const struct node *n, const struct job *job, struct arena *mem, Boost__DeviceInfo ***list,
+                        size_t *count)
+{
+    size_t add = n->devices ? n->devices->n_devices : 0;
+    Boost__DeviceInfo **all = arena_alloc(mem, (*count + add + 1) * sizeof *all);
+    if (!all)
+        return false;
+    if (*count)
+        memcpy(all, *list, *count * sizeof *all);
+    *list = all;
+    for (size_t i = 0; i < add; i++) {
+        const Boost__DeviceInfo *d = n->devices->devices[i];
+        if (job && (d->job != job->id || d->attempt != job->n_attempts))
+            continue;
+        all[*count] = device_info(d, job ? n->name : NULL, mem);
+        if (!all[(*count)++])
+            return false;
+    }
+    return true;
+}
+
+/* "gpu 3: Xid 79 (...); gpu 4: ..." behind what is there already. */
+static char *with_trouble(const struct node *n, char *reason, struct arena *mem)
+{
+    int last = -1;
+    for (size_t i = 0; reason && n->devices && i < n->devices->n_devices; i++) {
+        const Boost__DeviceInfo *d = n->devices->devices[i];
+        if (d->trouble && *d->trouble && d->index != last)
+            reason = arena_printf(mem, "%s%sgpu %d: %s", reason, *reason ? "; " : "", d->index, d->trouble);
+        last = d->index;
+    }
+    return reason;
 }
 
 static Boost__NodeInfo *node_info(struct core *c, const struct node *n, struct arena *mem)
@@ -408,9 +464,15 @@ static Boost__NodeInfo *node_info(struct core *c, const struct node *n, struct a
     x->liveness = n->liveness;
     x->admin = n->admin;
     x->reason = arena_strdup(mem, n->admin_reason ? n->admin_reason : "");
-    x->devices = n->cpu_slots;
-    x->devices_busy = busy(n);
-    x->device_kind = arena_strdup(mem, "cpu");
+    x->has_cpu_slots = x->has_cpu_slots_busy = true;
+    x->cpu_slots = n->cpu_slots;
+    x->cpu_slots_busy = node_busy(n, SCHED_CPU);
+    x->devices = n->gpus ? n->gpus : n->cpu_slots;
+    x->devices_busy = node_busy(n, n->gpus ? SCHED_GPU : SCHED_CPU);
+    x->device_kind = arena_strdup(mem, n->gpus && n->gpu_name && *n->gpu_name ? n->gpu_name : n->gpus ? "gpu" : "cpu");
+    x->driver = n->devices && n->devices->driver ? arena_strdup(mem, n->devices->driver) : NULL;
+    if (!device_list(n, NULL, mem, &x->gpus, &x->n_gpus))
+        return NULL;
     x->memory_mib = n->memory_mib;
     x->has_last_seen_s = n->registered;
     x->last_seen_s = seconds(now_mono(c) - n->last_seen);
@@ -423,6 +485,7 @@ static Boost__NodeInfo *node_info(struct core *c, const struct node *n, struct a
         else if (x->reason && !*x->reason) /* of another store: see rebuild_holdings() */
             x->reason = arena_printf(mem, "job %" PRId64 " of another controller has %d device%s until it ends",
                                      -n->holdings[i].job, n->holdings[i].slots, n->holdings[i].slots == 1 ? "" : "s");
+    x->reason = with_trouble(n, x->reason, mem);
     return x->name && x->reason && x->device_kind && x->version && x->address && x->jobs ? x : NULL;
 }
 
@@ -454,6 +517,7 @@ Boost__Totals *core_totals(struct core *c, struct arena *arena)
     boost__totals__init(t);
     t->has_running = t->has_recovering = t->has_queued = t->has_held = t->has_nodes_up = t->has_nodes_down = true;
     t->has_nodes_draining = t->has_devices = t->has_devices_busy = true;
+    t->has_cpu_slots = t->has_cpu_slots_busy = true;
     for (struct job *job = c->active.head; job; job = job->active.next) {
         t->running += job->state == STATE(RUNNING) || job->state == STATE(STARTING) || job->state == STATE(STOPPING);
         t->recovering += job->state == STATE(RECOVERING);
@@ -465,8 +529,12 @@ Boost__Totals *core_totals(struct core *c, struct arena *arena)
         t->nodes_up += up;
         t->nodes_down += n->liveness == LIVENESS(DOWN);
         t->nodes_draining += n->admin == ADMIN(DRAINING) || n->admin == ADMIN(DRAINED);
-        t->devices += up ? n->cpu_slots : 0;
-        t->devices_busy += up ? busy(n) : 0;
+        if (!up)
+            continue;
+        t->devices += n->gpus ? n->gpus : n->cpu_slots;
+        t->devices_busy += node_busy(n, n->gpus ? SCHED_GPU : SCHED_CPU);
+        t->cpu_slots += n->gpus ? n->cpu_slots : 0;
+        t->cpu_slots_busy += n->gpus ? node_busy(n, SCHED_CPU) : 0;
     }
     return t;
 }

@@ -38,13 +38,26 @@ static void refuse(struct submit *s, const struct error *err)
     s->reply(s->arg, (int)err->code, err, 0);
 }
 
-/* Memory of a rank on the first node that would do; unknown while none is UP. */
+/* Memory of a rank on the first node that would do; unknown while none is UP. Of GPUs the smallest known counts, of
+ * whichever node: one that is not UP now may be the one that the job waits for. */
 static struct plan_machine machine_of(struct core *c, uint32_t uid)
 {
     struct plan_machine m = {0};
-    const struct node *n = task_node(c, NULL, uid);
+    const struct node *n = task_node(c, NULL, uid, SCHED_CPU);
     if (n && n->cpu_slots > 0)
         m.memory_bytes = n->memory_mib * (INT64_C(1) << 20) / n->cpu_slots;
+    int64_t least_mib = 0;
+    for (n = c->nodes; n; n = n->next) {
+        if (!n->gpus || (n->uid != 0 && n->uid != uid))
+            continue;
+        m.has_cuda = true;
+        if (n->gpu_mib > 0 && (!least_mib || n->gpu_mib < least_mib))
+            least_mib = n->gpu_mib;
+    }
+    if (least_mib)
+        m.cuda_bytes = least_mib * (INT64_C(1) << 20) - plan_cuda_reserve();
+    if (least_mib && m.cuda_bytes < 1)
+        m.cuda_bytes = 1; /* 0 would be unknown */
     return m;
 }
 
@@ -170,7 +183,7 @@ static void preflighted(struct core *c, struct task *t, int rc, const struct err
 
 static bool send_preflight(struct core *c, struct submit *s)
 {
-    struct node *n = task_node(c, NULL, s->uid);
+    struct node *n = task_node(c, NULL, s->uid, spec_pool(s->resolved));
     Boost__Preflight preflight = BOOST__PREFLIGHT__INIT;
     Boost__Task body = BOOST__TASK__INIT;
     struct task *t = NULL;

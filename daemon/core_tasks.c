@@ -140,7 +140,7 @@ static bool takes(const struct node *n, uint32_t uid)
     return node_usable(n) && (n->uid == 0 || n->uid == uid);
 }
 
-struct node *task_node(struct core *c, const struct job *job, uint32_t uid)
+struct node *task_node(struct core *c, const struct job *job, uint32_t uid, enum sched_pool pool)
 {
     const struct attempt *a = job ? job_attempt(job, job->n_attempts) : NULL;
     for (int p = 0; a && p < a->n_parts; p++) {
@@ -148,8 +148,12 @@ struct node *task_node(struct core *c, const struct job *job, uint32_t uid)
         if (n && takes(n, uid))
             return n;
     }
-    for (struct node *n = c->nodes; n; n = n->next)
-        if (takes(n, uid))
+    struct node *any = NULL;
+    for (struct node *n = c->nodes; n; n = n->next) {
+        if (takes(n, uid) && node_slots(n, pool) > 0)
             return n;
-    return NULL;
+        if (takes(n, uid) && !any)
+            any = n;
+    }
+    return any;
 }

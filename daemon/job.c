@@ -23,7 +23,7 @@ struct job *job_new(void)
         return NULL;
     job->step = -1;
     job->checkpoint_step = -1;
-    job->loss = job->eval_loss = job->tokens_per_s = NAN;
+    job->loss = job->eval_loss = job->tokens_per_s = job->mfu = NAN;
     return job;
 }
 
@@ -32,6 +32,7 @@ void rank_end_free(struct rank_end *end)
     if (!end)
         return;
     free(end->error);
+    free(end->device);
     free(end->log_tail);
     free(end);
 }

@@ -77,6 +77,7 @@ struct rank_end {
     int64_t arrival;   /* controller's order over all nodes  */
     int64_t last_step; /* -1 = not said */
     char *error;       /* may be NULL */
+    char *device;      /* the GPU that it had, where that may be the cause; may be NULL */
     uint8_t *log_tail;
     size_t log_tail_len;
 };
@@ -175,7 +176,7 @@ struct job {
     int64_t submitted_ns, started_ns, ended_ns;
     double run_s; /* see job_elapsed_s() */
     double productive_s, detection_s, restart_s, replay_s, queue_s;
-    double loss, eval_loss, tokens_per_s; /* NaN = none */
+    double loss, eval_loss, tokens_per_s, mfu; /* NaN = none */
 
     struct attempt **attempts; /* attempts[k - 1] */
     int n_attempts;

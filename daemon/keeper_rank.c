@@ -72,7 +72,8 @@ static bool env_inherit(struct env_list *env)
     for (char **e = environ; *e; e++) {
         char *eq = strchr(*e, '=');
         /* Where the agent finds its controller and how it sets up libuv is not the rank's business. */
-        if (!eq || !strncmp(*e, "BOOST_", 6) || !strncmp(*e, "UV_THREADPOOL_SIZE=", 19))
+        bool ours = !strncmp(*e, "BOOST_", 6) && strncmp(*e, "BOOST_CUDA_LIBRARY=", 19) != 0;
+        if (!eq || ours || !strncmp(*e, "UV_THREADPOOL_SIZE=", 19))
             continue;
         char *key = strndup(*e, (size_t)(eq - *e));
         bool ok = key && env_put(env, key, eq + 1);
@@ -97,6 +98,9 @@ static bool env_fill(struct env_list *env, const struct rank_launch *launch)
               env_put_int(env, "OMP_NUM_THREADS", threads) && (!s->node || env_put(env, "BOOST_NODE", s->node));
     if (ok && geteuid() == 0 && s->uid != 0 && s->user && *s->user)
         ok = env_put(env, "USER", s->user) && env_put(env, "LOGNAME", s->user);
+    if (ok && (size_t)launch->local_rank < s->n_devices && s->devices[launch->local_rank]->uuid)
+        ok = env_put(env, "CUDA_VISIBLE_DEVICES", s->devices[launch->local_rank]->uuid) &&
+             env_put(env, "CUDA_DEVICE_ORDER", "PCI_BUS_ID");
     for (size_t i = 0; ok && s->spec && i < s->spec->n_env; i++) {
         const Boost__KeyValue *kv = s->spec->env[i];
         /* The marker by which a lost rank is found stays ours. */

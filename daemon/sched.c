@@ -8,6 +8,8 @@ static const char *plural(int n)
     return n == 1 ? "" : "s";
 }
 
+static const char *const things[SCHED_POOLS] = {[SCHED_CPU] = "device", [SCHED_GPU] = "GPU"};
+
 static bool takes(const struct sched_node *n, uint32_t uid)
 {
     return n->uid == 0 || n->uid == uid;
@@ -39,15 +41,16 @@ static struct supply count(const struct sched_node *nodes, int n_nodes, const st
             continue;
         }
         s.ours++;
-        if (n->slots > s.largest)
-            s.largest = n->slots;
-        if (n->slots >= request->devices_per_node)
+        int slots = n->slots[request->pool], unused = n->free[request->pool];
+        if (slots > s.largest)
+            s.largest = slots;
+        if (slots >= request->devices_per_node)
             s.big++;
-        if (n->free > s.best_free) {
-            s.best_free = n->free;
-            s.best_slots = n->slots;
+        if (unused > s.best_free) {
+            s.best_free = unused;
+            s.best_slots = slots;
         }
-        if (n->free >= request->devices_per_node && s.fit < request->nodes)
+        if (unused >= request->devices_per_node && s.fit < request->nodes)
             chosen[s.fit++] = i;
     }
     return s;
@@ -58,6 +61,7 @@ void sched_place(const struct sched_node *nodes, int n_nodes, const struct sched
 {
     struct supply s = count(nodes, n_nodes, request, chosen);
     int d = request->devices_per_node;
+    const char *thing = things[request->pool];
     *out = (struct sched_answer){.verdict = SCHED_PLACED, .reason = BOOST__REASON__VALUE__NONE};
     if (s.fit == request->nodes)
         return;
@@ -74,20 +78,23 @@ void sched_place(const struct sched_node *nodes, int n_nodes, const struct sched
         snprintf(out->text, sizeof out->text, "needs %d node%s, %d up", request->nodes, plural(request->nodes), s.ours);
     } else if (s.big < request->nodes) {
         out->reason = BOOST__REASON__VALUE__NoDevices;
-        if (request->nodes == 1)
-            snprintf(out->text, sizeof out->text, "needs %d device%s on a node; the largest has %d", d, plural(d),
+        if (s.largest == 0)
+            snprintf(out->text, sizeof out->text, "needs %d %s%s; no node that is up has any%s", d, thing, plural(d),
+                     request->pool == SCHED_GPU ? " that works" : "");
+        else if (request->nodes == 1)
+            snprintf(out->text, sizeof out->text, "needs %d %s%s on a node; the largest has %d", d, thing, plural(d),
                      s.largest);
         else
-            snprintf(out->text, sizeof out->text, "needs %d nodes of %d device%s; nodes that large: %d", request->nodes,
-                     d, plural(d), s.big);
+            snprintf(out->text, sizeof out->text, "needs %d nodes of %d %s%s; nodes that large: %d", request->nodes, d,
+                     thing, plural(d), s.big);
     } else {
         out->verdict = SCHED_WAIT;
         out->reason = BOOST__REASON__VALUE__NoDevices;
         if (request->nodes == 1)
-            snprintf(out->text, sizeof out->text, "needs %d device%s, %d of %d free", d, plural(d), s.best_free,
+            snprintf(out->text, sizeof out->text, "needs %d %s%s, %d of %d free", d, thing, plural(d), s.best_free,
                      s.best_slots);
         else
-            snprintf(out->text, sizeof out->text, "needs %d nodes of %d device%s; nodes with them free: %d",
-                     request->nodes, d, plural(d), s.fit);
+            snprintf(out->text, sizeof out->text, "needs %d nodes of %d %s%s; nodes with them free: %d", request->nodes,
+                     d, thing, plural(d), s.fit);
     }
 }

@@ -1,6 +1,6 @@
 /* Which nodes does a job get? Pure: a picture of the nodes and one request in, a
  * choice or the reason to wait out. Called in the order priority (higher first),
- * then submit; the caller stops at the first job that has to wait for what others
+ * then submit; the caller passes over the pool of the first job that has to wait for what others
  * hold (SCHED_WAIT), so that small jobs never starve a large one, and passes over
  * one that the nodes present could not take even when empty (SCHED_NEVER). */
 #ifndef BOOST_DAEMON_SCHED_H
@@ -11,16 +11,20 @@
 
 #include "proto/rpc.pb-c.h"
 
+/* A node's devices are two pools that know nothing of each other. */
+enum sched_pool { SCHED_CPU, SCHED_GPU, SCHED_POOLS };
+
 struct sched_node {
     const char *name;
-    int slots;    /* devices */
-    int free;     /* of them, 0 or more */
-    bool up;      /* liveness UP */
-    bool open;    /* admin state takes new work */
-    uint32_t uid; /* of its agent: 0 takes everyone's jobs, else only its own */
+    int slots[SCHED_POOLS]; /* devices that work */
+    int free[SCHED_POOLS];  /* of them, 0 or more */
+    bool up;                /* liveness UP */
+    bool open;              /* admin state takes new work */
+    uint32_t uid;           /* of its agent: 0 takes everyone's jobs, else only its own */
 };
 
 struct sched_request {
+    enum sched_pool pool;
     int nodes;            /* >= 1 */
     int devices_per_node; /* >= 1 */
     uint32_t uid;

@@ -38,13 +38,8 @@ static int find(char out[PATH_MAX], struct error *err)
                            "BOOST_CUDA_LIBRARY");
 }
 
-static int open_library(const char *build_id, void **out, struct error *err)
+static int load_library(const char *build_id, void **out, struct error *err)
 {
-    /* Asked for first: a machine without a driver is the usual case, and then nothing large is loaded. */
-    if (!dlopen("libcuda.so.1", RTLD_NOW)) {
-        error_set(err, ERR_DEVICE, "this machine has no NVIDIA driver: %s", dlerror());
-        return error_hint(err, "install the driver, or run the job on the CPU");
-    }
     char path[PATH_MAX];
     int rc = find(path, err);
     if (rc)
@@ -66,6 +61,25 @@ static int open_library(const char *build_id, void **out, struct error *err)
     }
     *out = library;
     return ERR_OK;
+}
+
+static int open_library(const char *build_id, void **out, struct error *err)
+{
+    /* Asked for first: a machine without a driver is the usual case, and then nothing large is loaded. */
+    if (!dlopen("libcuda.so.1", RTLD_NOW)) {
+        error_set(err, ERR_DEVICE, "this machine has no NVIDIA driver: %s", dlerror());
+        return error_hint(err, "install the driver, or run the job on the CPU");
+    }
+    return load_library(build_id, out, err);
+}
+
+int kernels_library_check(const char *build_id, struct error *err)
+{
+    void *library;
+    int rc = load_library(build_id, &library, err);
+    if (!rc)
+        dlclose(library);
+    return rc;
 }
 
 int kernels_library(const char *build_id, const char *name, void **symbol, struct error *err)

@@ -10,5 +10,7 @@
  * above that. ERR_DEVICE: this machine has no NVIDIA driver. ERR_UNSUPPORTED: there is no library, it or one that it
  * needs cannot be loaded, or its build is not `build_id`. Any thread. */
 MUST_USE int kernels_library(const char *build_id, const char *name, void **symbol, struct error *err);
+/* Whether there is such a library of that build, and all that it needs; asks for no driver. Any thread. */
+MUST_USE int kernels_library_check(const char *build_id, struct error *err);
 
 #endif

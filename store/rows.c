@@ -55,6 +55,9 @@ static const struct store_column node_columns[] = {
     I64(store_node, memory_mib),
     U32(store_node, uid),
     TEXT(store_node, data_address),
+    INT(store_node, gpus),
+    TEXT(store_node, gpu_name),
+    I64(store_node, gpu_mib),
 };
 static const struct store_column attempt_columns[] = {
     I64(store_attempt, job),

@@ -39,6 +39,10 @@ static const struct store_migration state_migrations[] = {
      "CREATE TABLE event (id INTEGER PRIMARY KEY, wall_ns INTEGER, job INTEGER, attempt INTEGER, node TEXT,"
      " actor TEXT, kind TEXT, text TEXT) STRICT;"
      "CREATE INDEX event_by_job ON event (job);"},
+    {2,
+     "ALTER TABLE node ADD COLUMN gpus INTEGER NOT NULL DEFAULT 0;"
+     "ALTER TABLE node ADD COLUMN gpu_name TEXT;"
+     "ALTER TABLE node ADD COLUMN gpu_mib INTEGER NOT NULL DEFAULT 0;"},
 };
 
 /* metric.row ascends in order of arrival without AUTOINCREMENT: thinning keeps the last row of what it

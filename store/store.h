@@ -103,6 +103,9 @@ struct store_node {
     int64_t memory_mib;
     uint32_t uid;
     const char *data_address;
+    int gpus;             /* devices of that kind, shares of one counted each */
+    const char *gpu_name; /* "" = none */
+    int64_t gpu_mib;      /* memory of the smallest */
 };
 struct store_checkpoint {
     int64_t job;

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "kernels/library.h"
 #include "proto/base/fs.h"
 #include "proto/rankfiles.h"
 #include "proto/reflect.h"
@@ -20,6 +21,7 @@ enum { EXIT_USAGE = 2, MAX_SET = 256 };
 static const char usage[] =
     "usage: boost-worker --run-dir DIR --rank R\n"
     "       boost-worker --standalone JOBFILE --run-dir DIR [--resume CKPTDIR] [--set a.b=v ...]\n"
+    "       boost-worker --check-cuda\n"
     "\n"
     "One rank of a training job, as started by boost-keeper from DIR/start.pb; or, with\n"
     "--standalone, all ranks of a job file as threads of this process, without daemons.\n"
@@ -29,6 +31,7 @@ static const char usage[] =
     "  --standalone FILE    job file (text, JSON or binary)\n"
     "  --resume CKPTDIR     start from a checkpoint directory (step-<n>.a<k>)\n"
     "  --set FIELD=VALUE    override a field of the job file; may be repeated\n"
+    "  --check-cuda         exit 0 if the CUDA backend is here, is of this build and can be loaded\n"
     "  --version            print the version and exit\n"
     "  --help               print this and exit\n"
     "\n"
@@ -42,13 +45,28 @@ struct arguments {
     const char *set[MAX_SET];
 };
 
+static void complain(const struct error *err)
+{
+    fprintf(stderr, "boost-worker: %s%s%s%s\n", err->message, err->hint[0] ? " (" : "", err->hint,
+            err->hint[0] ? ")" : "");
+}
+
+static int check_cuda(void)
+{
+    struct error err;
+    if (!kernels_library_check(boost_build_id(), &err))
+        return 0;
+    complain(&err);
+    return RANK_EXIT_INFRA;
+}
+
 static int parse(int argc, char **argv, struct arguments *a)
 {
     static const struct option options[] = {
         {"run-dir", required_argument, NULL, 'd'}, {"rank", required_argument, NULL, 'r'},
         {"standalone", required_argument, NULL, 's'}, {"resume", required_argument, NULL, 'c'},
         {"set", required_argument, NULL, 'e'}, {"version", no_argument, NULL, 'V'},
-        {"help", no_argument, NULL, 'h'}, {0},
+        {"check-cuda", no_argument, NULL, 'C'}, {"help", no_argument, NULL, 'h'}, {0},
     };
     *a = (struct arguments){.rank = -1};
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
@@ -80,6 +98,8 @@ static int parse(int argc, char **argv, struct arguments *a)
         case 'V':
             printf("boost-worker %s (%s)\n", boost_version(), boost_build_id());
             exit(0);
+        case 'C':
+            exit(check_cuda());
         case 'h':
             fputs(usage, stdout);
             exit(0);
@@ -135,7 +155,6 @@ int main(int argc, char **argv)
     else
         code = a.standalone.job_file ? standalone_run(&a.standalone, &err) : run_rank(&a, &err);
     if (code)
-        fprintf(stderr, "boost-worker: %s%s%s%s\n", err.message, err.hint[0] ? " (" : "", err.hint,
-                err.hint[0] ? ")" : "");
+        complain(&err);
     return code;
 }

@@ -129,7 +129,8 @@ def test_status_tables(c):
     every = c.ok("status", "-a")
     assert re.search(rf"^ +{job}  finished  +CD  +20/20 ", every, re.M), every
     wide = c.ok("-o", "wide", "status", live).splitlines()
-    assert wide[0].split()[9:] == ["USER", "PRIO", "CKPT", "SUBMITTED", "INFO"], wide
+    assert wide[0].split()[9:] == ["MFU", "USER", "PRIO", "CKPT", "SUBMITTED", "INFO"], wide
+    assert "n/a" in wide[1], wide  # nobody has said what a core can do
     assert RFC3339.search(wide[1]), wide
     assert c.ok("-o", "name", "status").split() == [str(live)]
     cancel_now(c, live)

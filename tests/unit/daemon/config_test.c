@@ -149,6 +149,12 @@ static void the_edges_of_ranges_are_inside(void **state)
     Boost__AgentConfig *a = NULL;
     assert_int_equal(config_load_agent(NULL, NULL, sets, 1, &f->arena, &a, &err), ERR_INVALID);
     assert_non_null(strstr(err.message, "hang_max_ms"));
+    static const char *const out[] = {"ranks_per_gpu=0", "ranks_per_gpu=65", "peak_tflops=-1", "peak_tflops=nan"};
+    for (size_t i = 0; i < sizeof out / sizeof *out; i++)
+        assert_int_equal(config_load_agent(NULL, NULL, &out[i], 1, &f->arena, &a, &err), ERR_INVALID);
+    const char *gpus[] = {"ranks_per_gpu=64", "peak_tflops=989.4", "nvml_library="};
+    assert_int_equal(config_load_agent(NULL, NULL, gpus, 3, &f->arena, &a, &err), 0);
+    assert_true(a->ranks_per_gpu == 64 && a->peak_tflops == 989.4 && !*a->nvml_library);
 }
 
 int main(void)

@@ -132,6 +132,7 @@ HELPER void mem_put_node(void *txn, const struct store_node *row)
     r->admin_reason = mem_text(t->store, row->admin_reason);
     r->admin_by = mem_text(t->store, row->admin_by);
     r->data_address = mem_text(t->store, row->data_address);
+    r->gpu_name = mem_text(t->store, row->gpu_name);
 }
 HELPER void mem_put_checkpoint(void *txn, const struct store_checkpoint *row)
 {
@@ -337,7 +338,7 @@ HELPER int64_t mem_max_event_id(void *arg)
 struct end {
     int exit_code, signal;
     bool killed, done, oom, lost;
-    const char *error, *log;
+    const char *error, *log, *device;
     int64_t seq; /* 0: the next one */
 };
 
@@ -345,6 +346,8 @@ struct fake_attempt {
     int64_t job;
     int attempt, world;
     int ranks[8], n_ranks;
+    bool cuda;
+    int gpus[8]; /* by index into ranks */
     int64_t from_step, step, steps;
     char resume[256], ckpt_dir[256];
     bool alive, forgotten, node_end_acked;
@@ -360,6 +363,9 @@ struct fake_agent {
     char name[32], boot[32], instance[32];
     int slots;
     int cores; /* 0: not told */
+    int gpus;
+    const char *gpu_trouble[8];
+    bool gpu_taken[8]; /* by a process of somebody else */
     uint32_t uid;
     bool connected, beating;
     bool obeys_kill, obeys_term, answers; /* true: as a sound one */
@@ -483,6 +489,7 @@ HELPER void say_end_of(struct world *w, struct fake_agent *a, struct fake_attemp
     r.has_oom = r.oom = e.oom;
     r.has_lost = r.lost = e.lost;
     r.error = (char *)(uintptr_t)e.error;
+    r.device = (char *)(uintptr_t)e.device;
     r.last_step = x->step;
     if (e.log) {
         r.has_log_tail = 1;
@@ -594,6 +601,58 @@ HELPER void kill_all(struct world *w, struct fake_agent *a, struct fake_attempt 
     say_node_end(w, a, x);
 }
 
+enum { GPU_MIB = 100000 };
+
+/* Who has the GPU; NULL: nobody. *rank becomes its rank. */
+HELPER const struct fake_attempt *gpu_user(const struct fake_agent *a, int gpu, int *rank)
+{
+    for (int i = 0; i < a->n_attempts; i++) {
+        const struct fake_attempt *x = &a->attempts[i];
+        for (int k = 0; x->alive && x->cuda && k < x->n_ranks; k++)
+            if (x->gpus[k] == gpu) {
+                *rank = x->ranks[k];
+                return x;
+            }
+    }
+    return NULL;
+}
+
+/* What a real agent tells of its GPUs, in memory of the next call's. */
+HELPER Boost__DeviceReport *gpu_report(const struct fake_agent *a)
+{
+    static Boost__DeviceReport report;
+    static Boost__DeviceInfo info[8], *list[8];
+    boost__device_report__init(&report);
+    report.devices = list;
+    report.driver = (char *)(uintptr_t) "580.1";
+    for (int g = 0; g < a->gpus; g++) {
+        int rank;
+        const struct fake_attempt *x = gpu_user(a, g, &rank);
+        boost__device_info__init(&info[g]);
+        info[g].has_index = info[g].has_memory_mib = 1;
+        info[g].index = g;
+        info[g].memory_mib = GPU_MIB;
+        info[g].uuid = (char *)(uintptr_t) "GPU-x";
+        info[g].name = (char *)(uintptr_t) "NVIDIA H200";
+        info[g].trouble = (char *)(uintptr_t)a->gpu_trouble[g];
+        info[g].has_taken = info[g].taken = a->gpu_taken[g];
+        info[g].has_job = info[g].has_attempt = info[g].has_rank = x != NULL;
+        info[g].job = x ? x->job : 0;
+        info[g].attempt = x ? x->attempt : 0;
+        info[g].rank = x ? rank : 0;
+        list[report.n_devices++] = &info[g];
+    }
+    return &report;
+}
+
+HELPER void say_devices(struct world *w, struct fake_agent *a)
+{
+    Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
+    m.body_case = BOOST__AGENT_MESSAGE__BODY_DEVICES;
+    m.devices = gpu_report(a);
+    say(w, a->name, &m);
+}
+
 HELPER void on_start(struct world *w, struct fake_agent *a, const Boost__AttemptStart *s)
 {
     struct fake_attempt *x = fake_find(a, s->job, s->attempt);
@@ -618,9 +677,10 @@ HELPER void on_start(struct world *w, struct fake_agent *a, const Boost__Attempt
             fail_msg("attempt %d of job %lld sent to %s, which still runs attempt %d", s->attempt, (long long)s->job,
                      a->name, a->attempts[i].attempt);
     int busy = 0;
+    bool cuda = s->spec->resources && s->spec->resources->device == BOOST__DEVICE__VALUE__CUDA;
     for (int i = 0; i < a->n_attempts; i++)
-        busy += a->attempts[i].alive ? a->attempts[i].n_ranks : 0;
-    assert_true(busy + (int)s->n_ranks <= a->slots);
+        busy += a->attempts[i].alive && a->attempts[i].cuda == cuda ? a->attempts[i].n_ranks : 0;
+    assert_true(busy + (int)s->n_ranks <= (cuda ? a->gpus : a->slots));
     assert_true(a->n_attempts < 256);
     x = &a->attempts[a->n_attempts++];
     memset(x, 0, sizeof *x);
@@ -633,6 +693,16 @@ HELPER void on_start(struct world *w, struct fake_agent *a, const Boost__Attempt
     assert_true(s->n_ranks <= 8);
     for (size_t i = 0; i < s->n_ranks; i++)
         x->ranks[x->n_ranks++] = s->ranks[i];
+    x->cuda = cuda;
+    x->alive = false; /* none of its own yet */
+    for (int i = 0, g = 0, rank; cuda && i < x->n_ranks; g++) {
+        assert_true(g < a->gpus); /* else it was sent more than there is */
+        if (!gpu_user(a, g, &rank) && !a->gpu_trouble[g] && !a->gpu_taken[g])
+            x->gpus[i++] = g;
+    }
+    x->alive = true;
+    if (cuda)
+        say_devices(w, a);
     snprintf(x->ckpt_dir, sizeof x->ckpt_dir, "%s", s->checkpoint_dir);
     if (s->resume) {
         x->from_step = s->resume->step;
@@ -1006,6 +1076,7 @@ HELPER int try_register(struct world *w, struct fake_agent *a, struct error *err
     r.uid = a->uid;
     r.data_address = (char *)(uintptr_t) "127.0.0.1";
     r.attempts = list;
+    r.devices = a->gpus ? gpu_report(a) : NULL;
     for (int i = 0; i < a->n_attempts; i++) {
         struct fake_attempt *x = &a->attempts[i];
         if (x->forgotten)
@@ -1019,6 +1090,8 @@ HELPER int try_register(struct world *w, struct fake_agent *a, struct error *err
         l->alive = x->alive;
         l->n_ranks = (size_t)x->n_ranks;
         l->ranks = x->ranks;
+        l->has_cuda = 1;
+        l->cuda = x->cuda;
         list[r.n_attempts++] = l;
     }
     a->connected = true;

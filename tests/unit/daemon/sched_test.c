@@ -11,7 +11,8 @@
 
 static struct sched_node node(const char *name, int slots, int free)
 {
-    return (struct sched_node){.name = name, .slots = slots, .free = free, .up = true, .open = true};
+    return (struct sched_node){
+        .name = name, .slots = {[SCHED_CPU] = slots}, .free = {[SCHED_CPU] = free}, .up = true, .open = true};
 }
 
 static struct sched_answer place(struct sched_node *nodes, int n, int want_nodes, int devices, uint32_t uid,
@@ -89,6 +90,36 @@ static void who_may_where(void **state)
     assert_int_equal(chosen[0], 2);
 }
 
+/* GPUs are counted for themselves, and called what they are. */
+static void two_pools(void **state)
+{
+    (void)state;
+    int chosen[1];
+    struct sched_node nodes[] = {node("a", 64, 64), node("b", 1, 0)};
+    struct sched_answer a;
+    struct sched_request r = {.pool = SCHED_GPU, .nodes = 1, .devices_per_node = 2};
+    sched_place(nodes, 2, &r, chosen, &a);
+    assert_int_equal(a.verdict, SCHED_NEVER);
+    assert_string_equal(a.text, "needs 2 GPUs; no node that is up has any that works");
+    nodes[1].slots[SCHED_GPU] = 4;
+    nodes[1].free[SCHED_GPU] = 1;
+    sched_place(nodes, 2, &r, chosen, &a);
+    assert_int_equal(a.verdict, SCHED_WAIT);
+    assert_string_equal(a.text, "needs 2 GPUs, 1 of 4 free");
+    nodes[1].free[SCHED_GPU] = 2;
+    sched_place(nodes, 2, &r, chosen, &a);
+    assert_int_equal(a.verdict, SCHED_PLACED);
+    assert_int_equal(chosen[0], 1);
+    r.devices_per_node = 5;
+    sched_place(nodes, 2, &r, chosen, &a);
+    assert_int_equal(a.verdict, SCHED_NEVER);
+    assert_string_equal(a.text, "needs 5 GPUs on a node; the largest has 4");
+    r.pool = SCHED_CPU;
+    sched_place(nodes, 2, &r, chosen, &a);
+    assert_int_equal(a.verdict, SCHED_PLACED);
+    assert_int_equal(chosen[0], 0);
+}
+
 /* Against a plain search: whenever enough nodes have room it places, and only on such nodes. */
 static void against_counting(void **state)
 {
@@ -100,7 +131,10 @@ static void against_counting(void **state)
         for (int i = 0; i < n; i++) {
             seed = seed * 6364136223846793005ULL + 1442695040888963407ULL;
             nodes[i] = node("x", 1 + (int)((seed >> 33) % 8), 0);
-            nodes[i].free = (int)((seed >> 40) % (uint64_t)(nodes[i].slots + 1));
+            nodes[i].free[SCHED_CPU] = (int)((seed >> 40) % (uint64_t)(nodes[i].slots[SCHED_CPU] + 1));
+            /* The other pool must not matter, whatever it has. */
+            nodes[i].slots[SCHED_GPU] = (int)((seed >> 45) % 9);
+            nodes[i].free[SCHED_GPU] = (int)((seed >> 21) % (uint64_t)(nodes[i].slots[SCHED_GPU] + 1));
             nodes[i].up = (seed >> 50) % 4 != 0;
             nodes[i].open = (seed >> 53) % 4 != 0;
             nodes[i].uid = (seed >> 56) % 3 ? 0 : 1000 + (uint32_t)((seed >> 58) % 2);
@@ -108,8 +142,8 @@ static void against_counting(void **state)
         seed = seed * 6364136223846793005ULL + 1442695040888963407ULL;
         int want = 1 + (int)((seed >> 33) % 3), devices = 1 + (int)((seed >> 40) % 8);
         for (int i = 0; i < n; i++)
-            can +=
-                nodes[i].up && nodes[i].open && (nodes[i].uid == 0 || nodes[i].uid == 1000) && nodes[i].free >= devices;
+            can += nodes[i].up && nodes[i].open && (nodes[i].uid == 0 || nodes[i].uid == 1000) &&
+                   nodes[i].free[SCHED_CPU] >= devices;
         struct sched_answer a = place(nodes, n, want, devices, 1000, chosen);
         assert_int_equal(a.verdict == SCHED_PLACED, can >= want);
         if (a.verdict != SCHED_PLACED) {
@@ -118,7 +152,7 @@ static void against_counting(void **state)
         }
         for (int i = 0; i < want; i++) {
             const struct sched_node *x = &nodes[chosen[i]];
-            assert_true(x->up && x->open && x->free >= devices && (x->uid == 0 || x->uid == 1000));
+            assert_true(x->up && x->open && x->free[SCHED_CPU] >= devices && (x->uid == 0 || x->uid == 1000));
             assert_true(i == 0 || chosen[i] > chosen[i - 1]);
         }
     }
@@ -127,10 +161,8 @@ static void against_counting(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(first_fit_in_order),
-        cmocka_unit_test(what_it_waits_for),
-        cmocka_unit_test(who_may_where),
-        cmocka_unit_test(against_counting),
+        cmocka_unit_test(first_fit_in_order), cmocka_unit_test(what_it_waits_for), cmocka_unit_test(who_may_where),
+        cmocka_unit_test(against_counting),   cmocka_unit_test(two_pools),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -58,7 +58,8 @@ static void check_job(const struct store_job *a, const struct store_job *b)
     same_f64(a->eval_loss, b->eval_loss);
 }
 
-static const struct store_node node = {"gpu01", "b-1", 2, "disk is \"full\"; '--", NULL, 99, 64, 1 << 20, 1000, ""};
+static const struct store_node node = {"gpu01", "b-1", 2, "disk is \"full\"; '--", NULL, 99, 64, 1 << 20, 1000, "",
+                                       4, "NVIDIA H200", 143771};
 static const struct store_checkpoint ckpt = {1, 8000, 3, 2, "/d/00-1/step-8000.a3", 2, 7, NULL};
 static const struct store_shard shard = {1, 8000, 3, 1, "rank-1.safetensors", INT64_C(1) << 41, 0xffffffffu, 12};
 static const struct store_attempt attempt = {1, 3, 10, 20, "n1:0,1", 1, 2, 3, 8, NULL, true};
@@ -82,6 +83,8 @@ static void each_node(void *arg, const struct store_node *r)
     same_text(r->data_address, node.data_address);
     assert_true(r->admin == node.admin && r->admin_ns == node.admin_ns && r->cpu_slots == node.cpu_slots);
     assert_true(r->memory_mib == node.memory_mib && r->uid == node.uid);
+    same_text(r->gpu_name, node.gpu_name);
+    assert_true(r->gpus == node.gpus && r->gpu_mib == node.gpu_mib);
 }
 
 static void each_checkpoint(void *arg, const struct store_checkpoint *r)

@@ -1,0 +1,204 @@
+/* A stand-in for libnvidia-ml.so.1 whose GPUs stand in the text file that $FAKE_NVML names, read anew at every call:
+ *
+ *   count 4        GPUs, in front of all else
+ *   1 ecc 2        of GPU 1: uncorrected memory errors
+ *   2 xid 79       an event, which comes once
+ *   0 pid 4711     a process uses it
+ *   3 lost 1       it cannot be asked any more
+ */
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { GPUS = 16, SUCCESS = 0, NOT_FOUND = 6, TIMEOUT = 10, IS_LOST = 15 };
+
+struct device {
+    int index;
+};
+static struct device devices[GPUS];
+static int events_given;
+
+struct memory {
+    unsigned long long total, free, used;
+};
+struct pci {
+    char legacy[16];
+    unsigned domain, bus, device, device_id, subsystem_id;
+    char id[32];
+};
+struct process {
+    unsigned pid;
+    unsigned long long bytes;
+    unsigned gpu_instance, compute_instance;
+};
+struct event {
+    struct device *device;
+    unsigned long long type, data;
+    unsigned gpu_instance, compute_instance;
+};
+
+int nvmlInit_v2(void);
+int nvmlShutdown(void);
+const char *nvmlErrorString(int code);
+int nvmlSystemGetDriverVersion(char *out, unsigned len);
+int nvmlDeviceGetCount_v2(unsigned *out);
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **out);
+int nvmlDeviceGetUUID(struct device *d, char *out, unsigned len);
+int nvmlDeviceGetName(struct device *d, char *out, unsigned len);
+int nvmlDeviceGetMemoryInfo(struct device *d, struct memory *out);
+int nvmlDeviceGetPciInfo_v3(struct device *d, struct pci *out);
+int nvmlDeviceGetComputeRunningProcesses_v3(struct device *d, unsigned *count, struct process *out);
+int nvmlDeviceGetTotalEccErrors(struct device *d, int type, int counter, unsigned long long *out);
+int nvmlDeviceGetRemappedRows(struct device *d, unsigned *corrected, unsigned *uncorrected, unsigned *pending,
+                              unsigned *failed);
+int nvmlEventSetCreate(void **out);
+int nvmlDeviceRegisterEvents(struct device *d, unsigned long long types, void *set);
+int nvmlEventSetWait_v2(void *set, struct event *out, unsigned timeout_ms);
+int nvmlEventSetFree(void *set);
+
+/* The value of the nth line (from 0) of that kind, of one GPU or (-1) of any; -1: there is none. */
+static long line(int index, const char *what, int nth, int *whose)
+{
+    const char *path = getenv("FAKE_NVML");
+    FILE *f = path ? fopen(path, "r") : NULL;
+    char text[128];
+    long found = -1;
+    while (f && found < 0 && fgets(text, sizeof text, f)) {
+        char *rest = text;
+        long gpu = strncmp(text, "count ", 6) == 0 ? -2 : strtol(text, &rest, 10);
+        rest += *rest == ' ';
+        size_t len = strlen(what);
+        if (strncmp(rest, what, len) != 0 || rest[len] != ' ' || (index >= 0 && gpu != index) || nth-- > 0)
+            continue;
+        found = strtol(rest + len + 1, NULL, 10);
+        if (whose)
+            *whose = (int)gpu;
+    }
+    if (f)
+        fclose(f);
+    return found;
+}
+
+static int put(char *out, unsigned len, const char *text)
+{
+    snprintf(out, len, "%s", text);
+    return SUCCESS;
+}
+
+int nvmlInit_v2(void)
+{
+    return SUCCESS;
+}
+
+int nvmlShutdown(void)
+{
+    return SUCCESS;
+}
+
+const char *nvmlErrorString(int code)
+{
+    return code == IS_LOST ? "GPU is lost" : "Unknown Error";
+}
+
+int nvmlSystemGetDriverVersion(char *out, unsigned len)
+{
+    return put(out, len, "580.00.fake");
+}
+
+int nvmlDeviceGetCount_v2(unsigned *out)
+{
+    long n = line(-1, "count", 0, NULL);
+    *out = n > 0 && n <= GPUS ? (unsigned)n : 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **out)
+{
+    if (index >= GPUS)
+        return NOT_FOUND;
+    devices[index].index = (int)index;
+    *out = &devices[index];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetUUID(struct device *d, char *out, unsigned len)
+{
+    if (line(d->index, "lost", 0, NULL) > 0)
+        return IS_LOST;
+    snprintf(out, len, "GPU-fake-%d", d->index);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetName(struct device *d, char *out, unsigned len)
+{
+    (void)d;
+    return put(out, len, "NVIDIA H200");
+}
+
+int nvmlDeviceGetMemoryInfo(struct device *d, struct memory *out)
+{
+    (void)d;
+    *out = (struct memory){.total = 143771ULL << 20, .free = 143000ULL << 20, .used = 771ULL << 20};
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPciInfo_v3(struct device *d, struct pci *out)
+{
+    memset(out, 0, sizeof *out);
+    snprintf(out->id, sizeof out->id, "00000000:%02X:00.0", d->index + 1);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(struct device *d, unsigned *count, struct process *out)
+{
+    unsigned cap = *count;
+    *count = 0;
+    for (long pid; *count < cap && (pid = line(d->index, "pid", (int)*count, NULL)) >= 0;)
+        out[(*count)++] = (struct process){.pid = (unsigned)pid, .bytes = 1 << 20};
+    return SUCCESS;
+}
+
+int nvmlDeviceGetTotalEccErrors(struct device *d, int type, int counter, unsigned long long *out)
+{
+    long n = line(d->index, "ecc", 0, NULL);
+    *out = type == 1 && counter == 0 && n > 0 ? (unsigned long long)n : 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetRemappedRows(struct device *d, unsigned *corrected, unsigned *uncorrected, unsigned *pending,
+                              unsigned *failed)
+{
+    (void)d;
+    *corrected = *uncorrected = *pending = *failed = 0;
+    return SUCCESS;
+}
+
+int nvmlEventSetCreate(void **out)
+{
+    *out = devices;
+    return SUCCESS;
+}
+
+int nvmlDeviceRegisterEvents(struct device *d, unsigned long long types, void *set)
+{
+    (void)d;
+    return types == 8 && set == devices ? SUCCESS : NOT_FOUND;
+}
+
+int nvmlEventSetWait_v2(void *set, struct event *out, unsigned timeout_ms)
+{
+    int index;
+    long xid = set == devices && timeout_ms == 0 ? line(-1, "xid", events_given, &index) : -1;
+    if (xid < 0)
+        return TIMEOUT;
+    events_given++;
+    *out = (struct event){.device = &devices[index], .type = 8, .data = (unsigned long long)xid};
+    return SUCCESS;
+}
+
+int nvmlEventSetFree(void *set)
+{
+    (void)set;
+    return SUCCESS;
+}

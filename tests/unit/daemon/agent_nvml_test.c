@@ -1,0 +1,146 @@
+/* The picture of a node's GPUs, from a library that stands in for NVIDIA's (tests/fakes/nvml.c). */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/agent_nvml.h"
+#include "proto/base/fs.h"
+
+static char library[PATH_MAX], file[PATH_MAX];
+
+static void gpus(const char *lines)
+{
+    assert_int_equal(fs_write_atomic(file, lines, strlen(lines), 0644, NULL), 0);
+}
+
+static int setup(void **state)
+{
+    char dir[PATH_MAX];
+    const char *base = getenv("BOOST_TEST_DIR");
+    (void)state;
+    if (fs_self_dir(dir, sizeof dir, NULL) || fs_join(library, sizeof library, NULL, dir, "../fakes/nvml.so"))
+        return -1;
+    snprintf(file, sizeof file, "%s/gpus.%ld", base ? base : "/tmp", (long)getpid());
+    setenv("FAKE_NVML", file, 1);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    return unlink(file);
+}
+
+static struct nvml *opened(void)
+{
+    struct nvml *n;
+    struct error err;
+    if (nvml_open(library, &n, &err))
+        fail_msg("%s", err.message);
+    return n;
+}
+
+static void look(struct nvml *n, struct nvml_picture *p)
+{
+    struct error err;
+    if (nvml_look(n, p, &err))
+        fail_msg("%s", err.message);
+}
+
+static void what_there_is(void **state)
+{
+    (void)state;
+    struct nvml_picture p;
+    gpus("count 2\n1 pid 11\n1 pid 12\n");
+    struct nvml *n = opened();
+    look(n, &p);
+    assert_int_equal(p.n, 2);
+    assert_string_equal(p.driver, "580.00.fake");
+    assert_string_equal(p.gpus[1].uuid, "GPU-fake-1");
+    assert_string_equal(p.gpus[1].name, "NVIDIA H200");
+    assert_string_equal(p.gpus[1].bus, "00000000:02:00.0");
+    assert_true(p.gpus[1].memory_bytes == INT64_C(143771) << 20 && p.gpus[1].used_bytes == INT64_C(771) << 20);
+    assert_int_equal(p.gpus[0].n_processes, 0);
+    assert_int_equal(p.gpus[1].n_processes, 2);
+    assert_true(p.gpus[1].processes[0].pid == 11 && p.gpus[1].processes[1].pid == 12);
+    assert_string_equal(p.gpus[0].trouble, "");
+    nvml_close(n);
+}
+
+/* Those that a reset or a technician has to mend take the device out; a program's own faults do not. */
+static void which_xids_count(void **state)
+{
+    (void)state;
+    static const struct {
+        unsigned xid;
+        bool out;
+    } rows[] = {{13, false}, {31, false}, {43, false}, {45, false}, {63, false}, {92, false},
+                {48, true},  {62, true},  {64, true},  {74, true},  {79, true},  {94, true},
+                {95, true},  {119, true}, {120, true}, {140, true}, {143, true}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char lines[64], want[16];
+        struct nvml_picture p;
+        gpus("count 2\n");
+        struct nvml *n = opened();
+        look(n, &p);
+        snprintf(lines, sizeof lines, "count 2\n1 xid %u\n", rows[i].xid);
+        snprintf(want, sizeof want, "Xid %u (", rows[i].xid);
+        gpus(lines);
+        look(n, &p);
+        assert_string_equal(p.gpus[0].trouble, "");
+        if (rows[i].out ? strncmp(p.gpus[1].trouble, want, strlen(want)) != 0 : p.gpus[1].trouble[0] != 0)
+            fail_msg("Xid %u: \"%s\"", rows[i].xid, p.gpus[1].trouble);
+        assert_true(p.gpus[1].last_xid == rows[i].xid && p.gpus[1].last_xid_ns > 0 && p.gpus[0].last_xid == 0);
+        look(n, &p); /* came once, counts on */
+        assert_int_equal(p.gpus[1].trouble[0] != 0, rows[i].out);
+        nvml_close(n);
+    }
+}
+
+static void counters_and_lost_devices(void **state)
+{
+    (void)state;
+    struct nvml_picture p;
+    gpus("count 3\n0 ecc 1\n2 lost 1\n");
+    struct nvml *n = opened();
+    look(n, &p);
+    assert_string_equal(p.gpus[0].trouble, "1 uncorrected memory error since its last reset");
+    assert_string_equal(p.gpus[1].trouble, "");
+    assert_string_equal(p.gpus[2].trouble, "GPU is lost");
+    assert_string_equal(p.gpus[2].uuid, "");
+    gpus("count 3\n"); /* reset */
+    look(n, &p);
+    for (int i = 0; i < 3; i++)
+        assert_string_equal(p.gpus[i].trouble, "");
+    nvml_close(n);
+}
+
+static void no_driver(void **state)
+{
+    (void)state;
+    struct nvml *n;
+    struct error err;
+    gpus("");
+    assert_int_equal(nvml_open("/nowhere/libnvidia-ml.so.1", &n, &err), ERR_NOT_FOUND);
+    assert_null(n);
+    /* A library that is none of NVIDIA's. */
+    assert_int_equal(nvml_open("libm.so.6", &n, &err), ERR_DEVICE);
+    assert_non_null(strstr(err.message, "has no nvmlInit_v2"));
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+    const struct CMUnitTest tests[] = {TEST(what_there_is), TEST(which_xids_count), TEST(counters_and_lost_devices),
+                                       TEST(no_driver)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
