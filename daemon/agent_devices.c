@@ -80,6 +80,8 @@ static void log_changes(const struct nvml_picture *was, const struct nvml_pictur
     }
 }
 
+static void begin(struct agent_devices *d, int64_t now);
+
 static void looked(uv_work_t *work, int status)
 {
     struct agent_devices *d = work->data;
@@ -99,6 +101,8 @@ static void looked(uv_work_t *work, int status)
     for (int i = 0; d->rc && d->rc != ERR_NOT_FOUND && i < d->now.n; i++)
         snprintf(d->now.gpus[i].trouble, sizeof d->now.gpus[i].trouble, "%.120s", d->err.message);
     d->last_rc = d->rc;
+    if (d->again)
+        begin(d, d->done_ns);
     if (d->done > 1)
         agent_poll_soon(d->agent);
 }
@@ -116,11 +120,11 @@ uint64_t devices_look_now(struct agent *agent)
     struct agent_devices *d = agent->devices;
     if (!d)
         return 0;
-    d->again = true;
-    if (!d->looking)
-        begin(d, clock_mono_ns());
-    else
+    if (d->looking) { /* what it has seen already may be older than what is asked for */
+        d->again = true;
         return d->begun + 1;
+    }
+    begin(d, clock_mono_ns());
     return d->begun;
 }
 
@@ -318,7 +322,7 @@ void devices_run(struct agent *agent, int64_t now)
         log_line(LOG_ERROR, "NVIDIA's driver has not answered for %d s: no GPU is given away until it does",
                  STALLED_MS / 1000);
     }
-    if (!d->looking && (d->again || now - d->done_ns > LOOK_MS * NS_PER_MS))
+    if (!d->looking && now - d->done_ns > LOOK_MS * NS_PER_MS)
         begin(d, now);
     tell_changes(agent);
 }

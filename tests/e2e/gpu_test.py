@@ -146,8 +146,8 @@ def test_unsound_and_taken_devices_are_passed_over():
             gpus = c.node()["gpus"]
             assert [g["healthy"] for g in gpus] == [False, True, True, True], gpus
             assert gpus[0]["trouble"] == "Xid 79 (fell off the bus)", gpus
-            said = [e["text"] for e in c.json("events")["events"] if e["kind"] == "device-unhealthy"]
-            assert any("gpu 0 (NVIDIA H200) of n1" in t and "Xid 79" in t for t in said), said
+            wait_until(lambda: any(e["kind"] == "device-unhealthy" and "gpu 0 (NVIDIA H200) of n1" in e["text"] and
+                                   "Xid 79" in e["text"] for e in c.json("events")["events"]), 10, "the event of it")
             job = c.submit(tiny_job(c), *ON_CUDA)
             assert c.sees(job, 0)[0] == "GPU-fake-1"
             # One that cannot be asked any more keeps its name.

@@ -141,7 +141,8 @@ class Cluster:
         self.env.pop("XDG_RUNTIME_DIR", None)
         self.cpu_slots = cpu_slots
         self.boostd_set = {"backoff_min_ms": 100, "backoff_max_ms": 1000, **(boostd_set or {})}
-        self.agent_set = dict(agent_set or {})
+        # Tests of a cluster are of the CPU, whatever the machine has: AUTO would be its GPUs.
+        self.agent_set = {"nvml_library": "", **(agent_set or {})}
         self.boostd, self.agents, self._procs = None, {}, []
         self.keep = False
         try:

@@ -24,7 +24,7 @@ def kill_in_the_middle(c, job, rank, step):
 
 def survives(tp):
     gpu.need()
-    with Cluster(agents=1, agent_set={"ranks_per_gpu": 4}) as c:
+    with Cluster(agents=1, agent_set={**gpu.AGENT, "ranks_per_gpu": 4}) as c:
         options = dict(steps=400, every=40, tp=tp)
         twin = c.submit(cuda_job(c, name="twin", **options))
         c.wait_state(twin, "COMPLETED", deadline=240)
@@ -88,7 +88,7 @@ def flop_of_a_token():
 
 def test_350m_killed_and_recovered():
     gpu.need()
-    with Cluster(agents=1) as c:
+    with Cluster(agents=1, agent_set=gpu.AGENT) as c:
         node = c.json("node", "ls")["nodes"][0]
         device = node["gpus"][0]
         print(f"# {node['device_kind']}: {device}")

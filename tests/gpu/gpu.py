@@ -6,6 +6,10 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 from harness import BIN, Skip
 
 
+# Of an agent that gives the machine's GPUs away; those of the other tests give none.
+AGENT = {"nvml_library": "libnvidia-ml.so.1"}
+
+
 def need(count=1):
     """Skips the test where there are fewer GPUs, or where this build has no CUDA library."""
     library = Path(os.environ.get("BOOST_CUDA_LIBRARY") or BIN.parent / "lib/boost-cuda.so")
