@@ -3,10 +3,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "kernels/cpu/cpu.h"
 
-enum { ALIGNMENT = 256 };
+enum { ALIGNMENT = 256, HUGE_PAGE = 2 << 20 };
 
 void cpu_fault(struct kstream *ks, enum error_code code, const char *fmt, ...)
 {
@@ -73,9 +74,15 @@ double cpu_gemm_seconds(struct kstream *ks)
 
 void *cpu_alloc(size_t bytes, struct error *err)
 {
-    /* aligned_alloc wants a multiple of the alignment; zero bytes still give a pointer to release. */
+    /* Zero bytes still give a pointer to release. */
     size_t rounded = bytes ? (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT : ALIGNMENT;
-    void *p = rounded < bytes ? NULL : aligned_alloc(ALIGNMENT, rounded);
+    void *p = NULL;
+    if (rounded < bytes || posix_memalign(&p, rounded < HUGE_PAGE ? ALIGNMENT : HUGE_PAGE, rounded))
+        p = NULL;
+    /* A step streams through all of its memory, and a product packs operands whose rows lie apart: with small pages
+     * that is a miss of the TLB every few rows. A wish only; and no more than was asked for becomes resident. */
+    if (p && rounded >= HUGE_PAGE)
+        (void)madvise(p, rounded / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
     if (!p) {
         error_set(err, ERR_NOMEM, "out of memory: the rank asked for %zu MiB in one piece", bytes >> 20);
         error_hint(err, "use a smaller parallel.micro_batch or data.seq_len, or a larger parallel.tp");

@@ -19,6 +19,10 @@ static void test_stream_arguments(void **state)
         void *p = backends[i]->alloc(0, &err);
         assert_non_null(p);
         backends[i]->release(p);
+        p = backends[i]->alloc((5 << 20) + 1, &err); /* more than a huge page, and no whole number of them */
+        assert_non_null(p);
+        assert_int_equal((uintptr_t)p % 256, 0);
+        backends[i]->release(p);
         assert_null(backends[i]->alloc(SIZE_MAX - 5, &err));
         assert_int_equal(err.code, ERR_NOMEM);
     }
