@@ -19,7 +19,9 @@
 
 enum {
     LOOK_MS = 2000,
-    FIRST_LOOK_MS = 20000, /* a driver without persistence mode takes seconds a GPU to start */
+    /* A driver without persistence mode takes seconds a GPU to start. Waiting longer could cost the node its jobs: the
+     * controller waits for this agent. */
+    FIRST_LOOK_MS = 3000,
     STALLED_MS = 30000,
     XID_RECENT_MS = 60000, /* an Xid that came before is not about a rank that ends now */
 };
@@ -152,7 +154,7 @@ int devices_open(struct agent *agent, struct agent_devices **out, struct error *
         poll(NULL, 0, 2);
     }
     if (d->looking)
-        log_line(LOG_WARN, "NVIDIA's driver has not answered for %d s: this node has no GPUs until it does",
+        log_line(LOG_WARN, "NVIDIA's driver has not answered for %d s: no GPU is given away until it does",
                  FIRST_LOOK_MS / 1000);
     *out = d;
     return ERR_OK;
@@ -264,14 +266,16 @@ static Boost__DeviceInfo *info_of(struct agent *agent, int i, int share, struct 
 Boost__DeviceReport *devices_report(struct agent *agent, struct arena *arena)
 {
     struct agent_devices *d = agent->devices;
-    if (!d)
-        return NULL;
-    int shares = agent->config->ranks_per_gpu;
     Boost__DeviceReport *r = arena_alloc(arena, sizeof *r);
-    Boost__DeviceInfo **list = arena_alloc(arena, (size_t)(d->now.n * shares + 1) * sizeof *list);
-    if (!r || !list)
+    if (!r || (d && !d->done))
         return NULL;
     boost__device_report__init(r);
+    if (!d)
+        return r;
+    int shares = agent->config->ranks_per_gpu;
+    Boost__DeviceInfo **list = arena_alloc(arena, (size_t)(d->now.n * shares + 1) * sizeof *list);
+    if (!list)
+        return NULL;
     r->devices = list;
     r->driver = arena_strdup(arena, d->now.driver);
     for (int i = 0; i < d->now.n * shares; i++) {
@@ -334,6 +338,8 @@ static int too_few(const struct agent *agent, size_t found, size_t wanted, struc
     const struct agent_devices *d = agent->devices;
     struct buffer why;
     buffer_init(&why, 4096);
+    if (d && !d->done)
+        buffer_append_str(&why, "NVIDIA's driver has not answered yet");
     for (int i = 0; d && i < d->now.n; i++) {
         const char *trouble = trouble_of(d, i);
         int64_t pid = stranger(agent, i);

@@ -15,7 +15,8 @@
 struct agent;
 struct agent_devices;
 
-/* Looks for the first time, some seconds at most; a driver that takes longer is heard of when it answers. */
+/* Looks for the first time, some seconds at most; a driver that takes longer is heard of when it answers. *out stays
+ * NULL where the configuration wants no GPUs. */
 MUST_USE int devices_open(struct agent *agent, struct agent_devices **out, struct error *err);
 /* Whether a thread still looks: then devices_close() has to wait, or not be called. */
 bool devices_busy(const struct agent_devices *d);
@@ -25,7 +26,7 @@ void devices_close(struct agent_devices *d);
 int devices_count(const struct agent_devices *d);
 /* For the clock: looks again when it is time, and tells the controller what has changed. */
 void devices_run(struct agent *agent, int64_t now);
-/* What it is to be told, in `arena`; NULL: no GPUs, or out of memory. */
+/* What it is to be told, in `arena`; NULL: not known yet, or out of memory. */
 Boost__DeviceReport *devices_report(struct agent *agent, struct arena *arena);
 /* It has been told what devices_report() gave last. */
 void devices_told(struct agent_devices *d);

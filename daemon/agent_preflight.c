@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -145,7 +146,50 @@ static bool read_answer(int fd, char *out, size_t cap)
     }
 }
 
+/* The worker whose answer was good; the libraries that it loads take a second to map, at every start of a job. */
+static struct {
+    pthread_mutex_t lock;
+    bool good;
+    dev_t device;
+    ino_t inode;
+    struct timespec changed;
+} checked = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static bool known_good(const struct stat *st)
+{
+    pthread_mutex_lock(&checked.lock);
+    bool good = checked.good && checked.device == st->st_dev && checked.inode == st->st_ino &&
+                checked.changed.tv_sec == st->st_ctim.tv_sec && checked.changed.tv_nsec == st->st_ctim.tv_nsec;
+    pthread_mutex_unlock(&checked.lock);
+    return good;
+}
+
+static void remember_good(const struct stat *st)
+{
+    pthread_mutex_lock(&checked.lock);
+    checked.good = true;
+    checked.device = st->st_dev;
+    checked.inode = st->st_ino;
+    checked.changed = st->st_ctim;
+    pthread_mutex_unlock(&checked.lock);
+}
+
+static int ask_worker(const char *worker, struct error *err);
+
 int agent_preflight_cuda(const char *worker, struct error *err)
+{
+    struct stat st;
+    if (stat(worker, &st) < 0)
+        return error_errno(err, errno, "cannot run %s", worker);
+    if (known_good(&st))
+        return ERR_OK;
+    int rc = ask_worker(worker, err);
+    if (!rc)
+        remember_good(&st);
+    return rc;
+}
+
+static int ask_worker(const char *worker, struct error *err)
 {
     char *argv[] = {(char *)(uintptr_t)worker, "--check-cuda", NULL};
     char said[400];

@@ -16,8 +16,8 @@
 MUST_USE int agent_preflight(const Boost__JobSpec *spec, uint32_t uid, uint32_t gid, Boost__Reason__Value *reason,
                              struct error *err);
 
-/* Whether this worker has its CUDA backend (boost-worker --check-cuda, some seconds). ERR_UNSUPPORTED with what it
- * says. */
+/* Whether this worker has its CUDA backend (boost-worker --check-cuda, some seconds; once it has said yes it is not
+ * asked again until it is another file). ERR_UNSUPPORTED with what it says. */
 MUST_USE int agent_preflight_cuda(const char *worker, struct error *err);
 
 #endif

@@ -224,7 +224,7 @@ void node_release(struct core *c, struct node *n, int64_t job, int attempt);
 int node_slots(const struct node *n, enum sched_pool pool); /* that work */
 int node_busy(const struct node *n, enum sched_pool pool);
 int node_free_slots(const struct node *n, enum sched_pool pool);
-/* Takes over what the agent says of its GPUs; tells what became unhealthy, and healthy again. */
+/* Takes over what the agent says of its GPUs (NULL: nothing yet); tells what became unhealthy, and healthy again. */
 void node_devices(struct core *c, struct node *n, const Boost__DeviceReport *report);
 bool node_usable(const struct node *n); /* UP and connected */
 void node_drain(struct core *c, struct node *n, const char *reason);

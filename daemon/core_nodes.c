@@ -168,9 +168,7 @@ static void tell_health(struct core *c, struct node *n, const Boost__DeviceRepor
 
 void node_devices(struct core *c, struct node *n, const Boost__DeviceReport *report)
 {
-    static const Boost__DeviceReport none = BOOST__DEVICE_REPORT__INIT;
-    const Boost__DeviceReport *told = report ? report : &none;
-    Boost__DeviceReport *copy = (Boost__DeviceReport *)reflect_clone(&told->base);
+    Boost__DeviceReport *copy = report ? (Boost__DeviceReport *)reflect_clone(&report->base) : NULL;
     if (!copy)
         return; /* the picture of before is told again with the next change */
     int64_t least = 0;

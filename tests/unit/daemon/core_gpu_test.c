@@ -78,7 +78,10 @@ static void gpus_are_remembered(void **state)
     Boost__NodeInfo *n = node_info(w, "n1", &mem);
     assert_true(n->devices == 4 && n->n_gpus == 0);
     assert_string_equal(n->device_kind, "NVIDIA H200");
+    a->gpus_unknown = true;
     join_world(w, a);
+    n = node_info(w, "n1", &mem);
+    assert_true(n->devices == 4 && n->n_gpus == 0);
     pump(w);
     assert_state(w, id, STARTING);
     assert_int_equal(node_info(w, "n1", &mem)->n_gpus, 4);
@@ -86,6 +89,12 @@ static void gpus_are_remembered(void **state)
     controller_restart(w);
     assert_int_equal(node_info(w, "n1", &mem)->devices_busy, 2);
     assert_int_equal(node_info(w, "n1", &mem)->cpu_slots_busy, 0);
+    /* An agent that gives none away says so. */
+    a->gpus = 0;
+    a->gpus_unknown = false;
+    join_world(w, a);
+    pump(w);
+    assert_string_equal(node_info(w, "n1", &mem)->device_kind, "cpu");
     arena_free(&mem);
     world_free(w);
 }

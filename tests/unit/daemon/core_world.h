@@ -364,6 +364,7 @@ struct fake_agent {
     int slots;
     int cores; /* 0: not told */
     int gpus;
+    bool gpus_unknown; /* its driver has not answered yet */
     const char *gpu_trouble[8];
     bool gpu_taken[8]; /* by a process of somebody else */
     uint32_t uid;
@@ -1076,7 +1077,7 @@ HELPER int try_register(struct world *w, struct fake_agent *a, struct error *err
     r.uid = a->uid;
     r.data_address = (char *)(uintptr_t) "127.0.0.1";
     r.attempts = list;
-    r.devices = a->gpus ? gpu_report(a) : NULL;
+    r.devices = a->gpus_unknown ? NULL : gpu_report(a);
     for (int i = 0; i < a->n_attempts; i++) {
         struct fake_attempt *x = &a->attempts[i];
         if (x->forgotten)
