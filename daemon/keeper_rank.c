@@ -90,9 +90,9 @@ static bool env_fill(struct env_list *env, const struct rank_launch *launch)
     char attempt[96];
     snprintf(attempt, sizeof attempt, "%s-%lld.%d", s->store_id ? s->store_id : "", (long long)s->job, s->attempt);
     int threads = s->threads_per_rank > 0 ? s->threads_per_rank : 1;
-    /* How long an OpenMP thread spins before it sleeps, some 50 us. libgomp's own is 300 times as long: where other
+    /* How long an OpenMP thread spins before it sleeps, some 50 us. libgomp's own is 60 times as long: where other
      * processes want the cores too, a thread that spins keeps the one that it waits for from running. */
-    bool ok = env_put(env, "GOMP_SPINCOUNT", "1000") && env_inherit(env) && env_put(env, "BOOST_RUN_DIR", s->run_dir) &&
+    bool ok = env_put(env, "GOMP_SPINCOUNT", "5000") && env_inherit(env) && env_put(env, "BOOST_RUN_DIR", s->run_dir) &&
               env_put(env, "BOOST_ATTEMPT", attempt) && env_put_int(env, "BOOST_RANK", s->ranks[launch->local_rank]) &&
               env_put_int(env, "BOOST_LOCAL_RANK", launch->local_rank) && env_put_int(env, "BOOST_WORLD", s->world) &&
               env_put_int(env, "OMP_NUM_THREADS", threads) && (!s->node || env_put(env, "BOOST_NODE", s->node));

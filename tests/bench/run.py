@@ -159,7 +159,7 @@ class Trainer:
     """A program that trains as many steps as it is told to (tests/bench/train_bench.c)."""
 
     def __init__(self, *command):
-        env = {"GOMP_SPINCOUNT": "1000", **os.environ}  # as daemon/keeper_rank.c starts a rank
+        env = {"GOMP_SPINCOUNT": "5000", **os.environ}  # as daemon/keeper_rank.c starts a rank
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 
     def read(self):

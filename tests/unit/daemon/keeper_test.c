@@ -498,7 +498,7 @@ static void test_environment(void **state)
     if (unreachable)
         skip();
     read_log(f, 0, &log);
-    snprintf(expected, sizeof expected, "0 deadbeef-17.2 3 1000 yes none uid %d\n",
+    snprintf(expected, sizeof expected, "0 deadbeef-17.2 3 5000 yes none uid %d\n",
              geteuid() == 0 ? 65534 : (int)getuid());
     assert_string_equal((char *)log.data, expected);
     buffer_free(&log);
