@@ -78,7 +78,8 @@ sanitized() {
     failed=0
     for test in "$build"/tests/kernels/*_test; do
         echo "== $(basename "$test")"
-        BOOST_TEST_BACKEND=cuda timeout -k 10 300 "$(sanitizer)" --tool "$@" --error-exitcode 9 "$test" 2>&1 | tail -n 60
+        BOOST_TEST_BACKEND=cuda timeout -k 10 300 "$(sanitizer)" --tool "$@" --error-exitcode 9 --report-api-errors no \
+            "$test" 2>&1 | tail -n 60
         # A pipe's status is its last command's: the summary is what counts.
     done >"$out/$1.out"
     cat "$out/$1.out"
@@ -89,7 +90,11 @@ sanitized() {
     [ "$clean" -eq "$ran" ] && [ $failed -eq 0 ]
 }
 step_memcheck() { sanitized memcheck; }
-step_racecheck() { sanitized racecheck; }
+# Not NVIDIA's own kernels, in whose asynchronous copies the tool sees hazards that are none.
+step_racecheck() {
+    sanitized racecheck --kernel-name-exclude kernel_substring=nvjet --kernel-name-exclude kernel_substring=cudnn \
+        --kernel-name-exclude kernel_substring=cutlass
+}
 step_initcheck() { sanitized initcheck; }
 
 # ---- the run --------------------------------------------------------------------------------

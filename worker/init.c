@@ -85,36 +85,42 @@ void init_uniform(uint64_t key, uint64_t first, int64_t n, double *out)
     sequence(uniform_pair, key, first, n, out);
 }
 
-/* Values of columns [from, from + n) of row i of this rank's slice. */
-static void init_row(const struct plan_tensor *p, uint64_t key, int64_t i, int64_t from, int64_t n, double *row)
+/* Elements [first, first + n) of this rank's slice, row-major. */
+static void draw(const struct plan_tensor *p, uint64_t key, int64_t first, int64_t n, double *out)
 {
     bool drawn = p->init == INIT_NORMAL || p->init == INIT_UNIFORM;
-    for (int64_t j = 0; j < n; j++)
-        row[j] = p->init == INIT_ONE ? 1 : 0;
-    if (!drawn)
-        return;
-    sequence(p->init == INIT_NORMAL ? normal_pair : uniform_pair, key,
-             (uint64_t)(p->row0 + i) * (uint64_t)p->cols + (uint64_t)(p->col0 + from), n, row);
-    for (int64_t j = 0; j < n; j++)
-        row[j] *= p->init_std;
+    for (int64_t at = first, piece; at < first + n; at += piece) {
+        int64_t row = at / p->ncols, from = at % p->ncols, left = first + n - at;
+        double *values = out + (at - first);
+        piece = p->ncols - from < left ? p->ncols - from : left;
+        for (int64_t j = 0; j < piece && !drawn; j++)
+            values[j] = p->init == INIT_ONE ? 1 : 0;
+        if (!drawn)
+            continue;
+        sequence(p->init == INIT_NORMAL ? normal_pair : uniform_pair, key,
+                 (uint64_t)(p->row0 + row) * (uint64_t)p->cols + (uint64_t)(p->col0 + from), piece, values);
+        for (int64_t j = 0; j < piece; j++)
+            values[j] *= p->init_std;
+    }
 }
 
-/* This rank's slice, or the part of it that is here, row by row through host memory. */
-static int init_tensor(struct engine *e, const struct state_tensor *t, double *row, void *host, struct error *err)
+enum { INIT_PIECE = 1 << 18 }; /* elements: a device is waited for once a piece */
+
+/* This rank's slice, or the part of it that is here, through host memory. */
+static int init_tensor(struct engine *e, const struct state_tensor *t, double *values, void *host, struct error *err)
 {
     const struct plan_tensor *p = &t->tensor;
     uint64_t key = init_key(e->plan->init_seed, p->name);
     int64_t first = t->device ? 0 : t->first, end = t->device ? p->nrows * p->ncols : first + t->count;
     char *to = t->device ? t->device : t->own;
     for (int64_t at = first, n; at < end; at += n) {
-        int64_t i = at / p->ncols, from = at % p->ncols;
-        n = p->ncols - from < end - at ? p->ncols - from : end - at;
-        init_row(p, key, i, from, n, row);
+        n = end - at < INIT_PIECE ? end - at : INIT_PIECE;
+        draw(p, key, at, n, values);
         for (int64_t j = 0; j < n; j++) {
             if (t->dtype == DTYPE_F64)
-                ((double *)host)[j] = row[j];
+                ((double *)host)[j] = values[j];
             else
-                ((float *)host)[j] = (float)row[j];
+                ((float *)host)[j] = (float)values[j];
         }
         size_t bytes = dtype_size(t->dtype);
         e->k->upload(e->ks, to + (size_t)(at - first) * bytes, host, (size_t)n * bytes);
@@ -127,18 +133,14 @@ static int init_tensor(struct engine *e, const struct state_tensor *t, double *r
 
 int engine_init_weights(struct engine *e, struct error *err)
 {
-    int64_t widest = 0;
-    for (int64_t i = 0; i < e->tensor_count; i++)
-        if (e->tensors[i].ncols > widest)
-            widest = e->tensors[i].ncols;
-    double *row = malloc((size_t)widest * sizeof *row), *host = malloc((size_t)widest * sizeof *host);
-    int rc = row && host ? ERR_OK : error_set(err, ERR_NOMEM, "no memory for initial weights");
+    double *values = malloc(INIT_PIECE * sizeof *values), *host = malloc(INIT_PIECE * sizeof *host);
+    int rc = values && host ? ERR_OK : error_set(err, ERR_NOMEM, "no memory for initial weights");
     for (int64_t i = 0; i < e->tensor_count && !rc; i++) {
         struct state_tensor t;
         engine_tensor(e, i, STATE_WEIGHT, &t);
-        rc = init_tensor(e, &t, row, host, err);
+        rc = init_tensor(e, &t, values, host, err);
     }
-    free(row);
+    free(values);
     free(host);
     return rc ? rc : engine_weights_changed(e, err);
 }

@@ -25,14 +25,14 @@ def kill_in_the_middle(c, job, rank, step):
 def survives(tp):
     gpu.need()
     with Cluster(agents=1, agent_set={**gpu.AGENT, "ranks_per_gpu": 4}) as c:
-        options = dict(steps=400, every=40, tp=tp)
+        options = dict(steps=120, every=20, tp=tp)
         twin = c.submit(cuda_job(c, name="twin", **options))
         c.wait_state(twin, "COMPLETED", deadline=240)
         job = c.submit(cuda_job(c, name="hurt", **options))
-        kill_in_the_middle(c, job, tp - 1, 80)
+        kill_in_the_middle(c, job, tp - 1, 40)
         row = c.wait_state(job, "COMPLETED", deadline=240)
         assert row["attempt"] == 2, row
-        replayed = same_losses(c, job, twin, 400)
+        replayed = same_losses(c, job, twin, 120)
         text = c.ok("events", job)
         assert f"rank {tp - 1}" in text, text
         first, second = attempts(c, job)
