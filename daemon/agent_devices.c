@@ -216,8 +216,10 @@ static const char *trouble_of(const struct agent_devices *d, int i)
     return d->stalled ? "NVIDIA's driver has stopped answering" : d->now.gpus[i].trouble;
 }
 
-/* A process on a device that no rank of ours has; 0: none. One that the kernel does not know under this pid is of
- * another container, or just gone: which of them cannot be told. */
+enum { CROWD = -1 };
+
+/* A process on a device that no rank of ours has, CROWD for more than can be listed; 0: none. One that the kernel does
+ * not know under this pid is of another container, or just gone: which of them cannot be told. */
 static int64_t stranger(const struct agent *agent, int i)
 {
     const struct nvml_gpu *g = &agent->devices->now.gpus[i];
@@ -226,7 +228,15 @@ static int64_t stranger(const struct agent *agent, int i)
     for (int k = 0; k < g->n_processes; k++)
         if (kill((pid_t)g->processes[k].pid, 0) == 0 || errno == EPERM)
             return g->processes[k].pid;
-    return 0;
+    return g->crowded ? CROWD : 0;
+}
+
+static void say_stranger(int64_t pid, char out[96])
+{
+    if (pid == CROWD)
+        snprintf(out, 96, "more than %d processes use it, which are not of BOOST", (int)NVML_PROCESSES_MAX);
+    else
+        snprintf(out, 96, "process %" PRId64 " uses it, which is not of BOOST", pid);
 }
 
 /* ---- telling ---- */
@@ -249,8 +259,11 @@ static Boost__DeviceInfo *info_of(struct agent *agent, int i, int share, struct 
     x->trouble = arena_strdup(arena, trouble_of(agent->devices, i));
     int64_t pid = stranger(agent, i);
     x->has_taken = x->taken = pid != 0;
-    if (pid)
-        x->note = arena_printf(arena, "process %" PRId64 " uses it, which is not of BOOST", pid);
+    if (pid) {
+        char who[96];
+        say_stranger(pid, who);
+        x->note = arena_strdup(arena, who);
+    }
     if (nth_user(agent, g->uuid, share, &user)) {
         bool ours = attempt_is_ours(user.a);
         x->has_job = x->has_attempt = x->has_rank = ours;
@@ -343,11 +356,11 @@ static int too_few(const struct agent *agent, size_t found, size_t wanted, struc
     for (int i = 0; d && i < d->now.n; i++) {
         const char *trouble = trouble_of(d, i);
         int64_t pid = stranger(agent, i);
-        if (*trouble)
-            buffer_printf(&why, "%sgpu %d: %s", why.len ? ", " : "", i, trouble);
-        else if (pid)
-            buffer_printf(&why, "%sgpu %d: process %" PRId64 " uses it, which is not of BOOST", why.len ? ", " : "", i,
-                          pid);
+        char who[96] = "";
+        if (pid)
+            say_stranger(pid, who);
+        if (*trouble || pid)
+            buffer_printf(&why, "%sgpu %d: %s", why.len ? ", " : "", i, *trouble ? trouble : who);
     }
     error_set(err, ERR_BUSY, "%zu of %zu GPUs can be had on node %s%s%.300s", found, wanted, agent->node,
               why.len ? ": " : "", why.len ? (const char *)why.data : "");

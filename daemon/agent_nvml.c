@@ -210,9 +210,7 @@ static void look_at_processes(struct nvml *n, struct device_handle *handle, stru
     struct process_info list[NVML_PROCESSES_MAX];
     unsigned count = NVML_PROCESSES_MAX;
     int code = n->call.processes(handle, &count, list);
-    if (code != NVML_SUCCESS && code != NVML_ERROR_INSUFFICIENT_SIZE)
-        return;
-    /* Where the list is too short nothing of it is filled in: that somebody is there is all that is known. */
+    out->crowded = code == NVML_ERROR_INSUFFICIENT_SIZE; /* where the list is too short nothing of it is filled in */
     for (unsigned i = 0; code == NVML_SUCCESS && i < count && i < NVML_PROCESSES_MAX; i++) {
         int64_t bytes = list[i].bytes <= INT64_MAX ? (int64_t)list[i].bytes : 0;
         out->processes[out->n_processes++] = (struct nvml_process){list[i].pid, bytes};

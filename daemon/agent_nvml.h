@@ -24,6 +24,7 @@ struct nvml_gpu {
     int64_t memory_bytes, used_bytes;
     struct nvml_process processes[NVML_PROCESSES_MAX];
     int n_processes;
+    bool crowded; /* more than the list holds use it; none of them is in it */
     /* Why it should get no new work, "" = sound. Of an Xid for the life of the handle: what a reset has mended is
      * told anew by a new agent; what no reset mends the device says of itself again. */
     char trouble[128];

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { GPUS = 16, SUCCESS = 0, NOT_FOUND = 6, TIMEOUT = 10, IS_LOST = 15 };
+enum { GPUS = 16, SUCCESS = 0, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, IS_LOST = 15 };
 
 struct device {
     int index;
@@ -156,7 +156,11 @@ int nvmlDeviceGetComputeRunningProcesses_v3(struct device *d, unsigned *count, s
     *count = 0;
     for (long pid; *count < cap && (pid = line(d->index, "pid", (int)*count, NULL)) >= 0;)
         out[(*count)++] = (struct process){.pid = (unsigned)pid, .bytes = 1 << 20};
-    return SUCCESS;
+    if (*count < cap || line(d->index, "pid", (int)cap, NULL) < 0)
+        return SUCCESS;
+    memset(out, 0, cap * sizeof *out); /* as the real one, which fills in nothing of a list that is too short */
+    *count = cap + 1;
+    return INSUFFICIENT_SIZE;
 }
 
 int nvmlDeviceGetTotalEccErrors(struct device *d, int type, int counter, unsigned long long *out)

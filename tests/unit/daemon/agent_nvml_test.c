@@ -76,6 +76,26 @@ static void what_there_is(void **state)
     nvml_close(n);
 }
 
+/* A list that is too short is not an idle GPU. */
+static void more_processes_than_a_list_holds(void **state)
+{
+    (void)state;
+    struct nvml_picture p;
+    char lines[NVML_PROCESSES_MAX * 16 + 64] = "count 1\n";
+    size_t used = strlen(lines);
+    for (int i = 0; i < NVML_PROCESSES_MAX; i++)
+        used += (size_t)snprintf(lines + used, sizeof lines - used, "0 pid %d\n", 100 + i);
+    gpus(lines);
+    struct nvml *n = opened();
+    look(n, &p);
+    assert_true(p.gpus[0].n_processes == NVML_PROCESSES_MAX && !p.gpus[0].crowded);
+    snprintf(lines + used, sizeof lines - used, "0 pid 99\n");
+    gpus(lines);
+    look(n, &p);
+    assert_true(p.gpus[0].n_processes == 0 && p.gpus[0].crowded);
+    nvml_close(n);
+}
+
 /* Those that a reset or a technician has to mend take the device out; a program's own faults do not. */
 static void which_xids_count(void **state)
 {
@@ -140,7 +160,7 @@ static void no_driver(void **state)
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-    const struct CMUnitTest tests[] = {TEST(what_there_is), TEST(which_xids_count), TEST(counters_and_lost_devices),
-                                       TEST(no_driver)};
+    const struct CMUnitTest tests[] = {TEST(what_there_is), TEST(more_processes_than_a_list_holds),
+                                       TEST(which_xids_count), TEST(counters_and_lost_devices), TEST(no_driver)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
