@@ -123,7 +123,8 @@ struct kernels {
     int (*stream_sync)(struct kstream *ks, struct error *err);
     /* Seconds this stream has spent in GEMMs so far by the host's clock; NULL where the host cannot tell. */
     double (*gemm_seconds)(struct kstream *ks);
-    /* Device memory, 256-byte aligned; never inside a step. */
+    /* Device memory, 256-byte aligned; never inside a step. NULL: ERR_NOMEM, or ERR_DEVICE where the device is large
+     * enough and others have its memory. */
     void *(*alloc)(size_t bytes, struct error *err);
     void (*release)(void *p);
     /* Host memory that upload and download use without waiting for the host (page-locked where that matters).

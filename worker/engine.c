@@ -201,6 +201,7 @@ static int too_large(const struct engine *e, const struct plan_memory *m, struct
         [BOOST__RECOMPUTE__VALUE__LAYER] = "LAYER",
     };
     const struct plan *p = e->plan;
+    const int code = !err ? ERR_NOMEM : err->code == ERR_NOMEM && p->cuda ? ERR_INVALID : (int)err->code;
     char hint[sizeof err->hint] = "";
     size_t used = 0;
     long long mib[MEM_COUNT];
@@ -211,6 +212,10 @@ static int too_large(const struct engine *e, const struct plan_memory *m, struct
                   "%lld, saved activations %lld (recompute %s), scratch %lld, head %lld",
                   e->rank, (long long)(m->total >> 20), mib[MEM_WEIGHTS], mib[MEM_MASTER], mib[MEM_GRADS],
                   mib[MEM_MOMENTS], mib[MEM_SAVED], recompute[p->recompute], mib[MEM_SCRATCH], mib[MEM_HEAD]);
+    if (err)
+        err->code = (enum error_code)code;
+    if (code == ERR_DEVICE)
+        return code; /* whose mend is the allocator's */
     const struct {
         bool helps;
         const char *what;
@@ -224,7 +229,7 @@ static int too_large(const struct engine *e, const struct plan_memory *m, struct
         if (mends[i].helps && used < sizeof hint)
             used += (size_t)snprintf(hint + used, sizeof hint - used, "%s%s", used ? ", or " : "", mends[i].what);
     error_hint(err, "%s", hint);
-    return ERR_NOMEM;
+    return code;
 }
 
 static int make_memory(struct engine *e, struct error *err)

@@ -17,8 +17,10 @@ struct engine;
 /* The groups that the ranks of a plan form. */
 struct comm_layout engine_layout(const struct plan *plan);
 
-/* plan, kernels and comms stay the caller's and outlive the engine. Allocates the arena (plan_memory); ERR_NOMEM says
- * what it would hold. Checks the attention that the plan asks for. */
+/* plan, kernels and comms stay the caller's and outlive the engine. Allocates the arena (plan_memory); where there
+ * is no room for it the error says what it would hold: ERR_NOMEM, on CUDA ERR_INVALID, since a rank has its device to
+ * itself and it will not fit next time, or ERR_DEVICE when other processes have that memory. Checks the attention that
+ * the plan asks for. */
 MUST_USE int engine_create(const struct plan *plan, const struct kernels *k, struct comms *comms, int rank, int threads,
                            struct engine **out, struct error *err);
 /* Behind whoever was handed its streams. */

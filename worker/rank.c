@@ -204,8 +204,6 @@ static int run(const struct rank_orders *o, struct train_end *end, struct error 
         rc = connect_ranks(&l, err);
     if (!rc)
         rc = train(&t, end, err);
-    if (rc == ERR_NOMEM && l.cuda)
-        rc = err->code = ERR_INVALID; /* a rank has its device to itself: what does not fit will not fit next time */
     if (l.reporting)
         report_phase(&l.report, BOOST__RANK_UPDATE__PHASE__ENDED);
 out:

@@ -214,6 +214,9 @@ size_t cuda_scratch_bytes(const struct scratch_shape *shape)
 
 /* ---- memory ----------------------------------------------------------------------------- */
 
+/* What the context and the libraries of this process have of a device at most; plan_cuda_reserve() is the same. */
+static const size_t OWN_BYTES = (size_t)1536 << 20;
+
 void *cuda_alloc(size_t bytes, struct error *err)
 {
     void *p = NULL;
@@ -225,16 +228,19 @@ void *cuda_alloc(size_t bytes, struct error *err)
     /* A size that no address space holds is called invalid by some drivers. */
     if (status != cudaErrorMemoryAllocation && status != cudaErrorInvalidValue) {
         device_error(err, status, "memory for tensors");
-    } else if (cudaMemGetInfo(&free_bytes, &total) != cudaSuccess) {
+        return NULL;
+    }
+    if (cudaMemGetInfo(&free_bytes, &total) != cudaSuccess) {
         cudaGetLastError();
         error_set(err, ERR_NOMEM, "out of device memory: the rank asked for %zu MiB in one piece", bytes >> 20);
-    } else {
-        error_set(err, ERR_NOMEM,
-                  "out of device memory: the rank asked for %zu MiB in one piece; %zu of the device's %zu MiB are free",
-                  bytes >> 20, free_bytes >> 20, total >> 20);
-        error_hint(err, "use a smaller parallel.micro_batch, parallel.recompute or a larger parallel.tp; nvidia-smi "
-                        "shows what else runs on the device");
+        return NULL;
     }
+    bool fits_alone = total > OWN_BYTES && bytes <= total - OWN_BYTES;
+    error_set(err, fits_alone ? ERR_DEVICE : ERR_NOMEM,
+              "out of device memory: the rank asked for %zu MiB in one piece; %zu of the device's %zu MiB are free%s",
+              bytes >> 20, free_bytes >> 20, total >> 20, fits_alone ? ", other processes have the rest" : "");
+    error_hint(err, fits_alone ? "nvidia-smi shows what else runs on the device; end it"
+                               : "use a smaller parallel.micro_batch, parallel.recompute or a larger parallel.tp");
     return NULL;
 }
 

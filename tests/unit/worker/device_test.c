@@ -673,6 +673,38 @@ static void what_does_not_fit_is_told(void **state)
     alone_close(&a);
 }
 
+static void *memory_of_others(size_t bytes, struct error *err)
+{
+    error_set(err, ERR_DEVICE, "out of device memory: %zu bytes asked for", bytes);
+    error_hint(err, "end what else runs on the device");
+    return NULL;
+}
+
+/* On a device: what it can never hold is the job's fault, memory that others have is not. */
+static void whose_fault_no_memory_is(void **state)
+{
+    (void)state;
+    static const struct {
+        void *(*alloc)(size_t bytes, struct error *err);
+        enum error_code code;
+        const char *hint;
+    } refusals[] = {{no_memory, ERR_INVALID, "raise parallel.tp"},
+                    {memory_of_others, ERR_DEVICE, "end what else runs"}};
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+        struct kernels k = *late_kernels();
+        struct alone a;
+        struct error err;
+        k.alloc = refusals[i].alloc;
+        alone_plan(&a);
+        a.p.cuda = true;
+        assert_int_equal(alone_try(&a, &k, &err), refusals[i].code);
+        assert_int_equal(err.code, refusals[i].code);
+        assert_non_null(strstr(err.message, "of its device: weights"));
+        assert_non_null(strstr(err.hint, refusals[i].hint));
+        alone_close(&a);
+    }
+}
+
 static struct {
     void *at;
     size_t bytes;
@@ -744,10 +776,15 @@ static void ranges_are_closed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(captured_steps_are_the_plain_ones), cmocka_unit_test(a_head_in_chunks_is_the_head),
-        cmocka_unit_test(a_snapshot_is_of_its_step),         cmocka_unit_test(choices_go_along),
-        cmocka_unit_test(attention_is_checked_first),        cmocka_unit_test(what_does_not_fit_is_told),
-        cmocka_unit_test(scratch_lies_in_the_arena),         cmocka_unit_test(ranges_are_closed),
+        cmocka_unit_test(captured_steps_are_the_plain_ones),
+        cmocka_unit_test(a_head_in_chunks_is_the_head),
+        cmocka_unit_test(a_snapshot_is_of_its_step),
+        cmocka_unit_test(choices_go_along),
+        cmocka_unit_test(attention_is_checked_first),
+        cmocka_unit_test(what_does_not_fit_is_told),
+        cmocka_unit_test(whose_fault_no_memory_is),
+        cmocka_unit_test(scratch_lies_in_the_arena),
+        cmocka_unit_test(ranges_are_closed),
     };
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
 }
