@@ -233,8 +233,8 @@ static int wait_for(struct ctl *ctl, const char *job, const struct goal *goal, i
         ctl_arena(&arena);
         int wait_ms = LONG_POLL_MS;
         if (deadline) {
-            int64_t left = (deadline - clock_mono_ns()) / NS_PER_MS;
-            wait_ms = left < 0 ? 0 : left < wait_ms ? (int)left : wait_ms;
+            int left = clock_left_ms(deadline);
+            wait_ms = left < wait_ms ? left : wait_ms;
         }
         const Boost__WatchReply *w = watch(ctl, job, &version, wait_ms, &arena, &err);
         int code = -1;

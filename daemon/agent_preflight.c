@@ -128,10 +128,9 @@ static bool read_answer(int fd, char *out, size_t cap)
     size_t used = 0;
     out[0] = '\0';
     for (;;) {
-        int64_t left = (deadline - clock_mono_ns()) / NS_PER_MS;
         struct pollfd p = {.fd = fd, .events = POLLIN};
         char chunk[512];
-        int ready = left > 0 ? poll(&p, 1, (int)left) : 0;
+        int left = clock_left_ms(deadline), ready = left ? poll(&p, 1, left) : 0;
         if (ready < 0 && errno == EINTR)
             continue;
         if (ready <= 0)

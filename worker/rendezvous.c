@@ -67,18 +67,12 @@ static int connect_agent(struct rendezvous_client *c, struct error *err)
     return ERR_OK;
 }
 
-static int64_t left_ms(int64_t deadline_ns)
-{
-    int64_t left = (deadline_ns - clock_mono_ns()) / NS_PER_MS;
-    return left > 0 ? left : 0;
-}
-
 /* Waits for `events` on the connection; ERR_TIMEOUT or ERR_UNREACHABLE. */
 static int wait_ready(struct rendezvous_client *c, short events, int64_t deadline_ns, struct error *err)
 {
     for (;;) {
         struct pollfd p = {.fd = c->fd, .events = events};
-        int n = poll(&p, 1, (int)left_ms(deadline_ns));
+        int n = poll(&p, 1, clock_left_ms(deadline_ns));
         if (n > 0)
             return ERR_OK;
         if (n == 0)
@@ -179,7 +173,7 @@ static int call(struct rendezvous_client *c, Boost__KvOp *op, int64_t deadline_n
         return rc;
     for (;;) {
         rc = exchange(c, request.id, deadline_ns, out, err);
-        if (rc != ERR_UNREACHABLE || left_ms(deadline_ns) == 0)
+        if (rc != ERR_UNREACHABLE || clock_left_ms(deadline_ns) == 0)
             return rc;
         pause_ms(RETRY_MS);
     }

@@ -1,6 +1,7 @@
 /* clock.h */
 #include "proto/base/clock.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <time.h>
 
@@ -19,6 +20,12 @@ int64_t clock_mono_ns(void)
 int64_t clock_wall_ns(void)
 {
     return read_clock(CLOCK_REALTIME);
+}
+
+int clock_left_ms(int64_t deadline_ns)
+{
+    int64_t left = (deadline_ns - clock_mono_ns()) / NS_PER_MS;
+    return left <= 0 ? 0 : left < INT_MAX ? (int)left : INT_MAX;
 }
 
 char *clock_rfc3339(int64_t wall_ns, char out[CLOCK_TEXT])

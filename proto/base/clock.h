@@ -11,6 +11,8 @@
 
 int64_t clock_mono_ns(void); /* CLOCK_MONOTONIC */
 int64_t clock_wall_ns(void); /* CLOCK_REALTIME, ns since 1970 */
+/* From now to a time of clock_mono_ns(), as poll() wants it: 0 once it is over, INT_MAX at most. */
+int clock_left_ms(int64_t deadline_ns);
 
 enum { CLOCK_TEXT = 32 };
 /* RFC 3339 in UTC with milliseconds ("2026-11-29T13:02:46.123Z"); returns out. */

@@ -74,7 +74,7 @@ static int exchange_devices(const struct nccl_rank *r, const struct rendezvous *
             continue;
         buffer_init(&value, DEVICE_TEXT);
         snprintf(key, sizeof key, "device-%d", i);
-        rc = rv->get(rv->arg, "world", key, nccl_left_ms(deadline_ns) + 1, &value, err);
+        rc = rv->get(rv->arg, "world", key, clock_left_ms(deadline_ns) + 1, &value, err);
         if (rc == ERR_TIMEOUT)
             error_context(err, "rank %d did not come to the rendezvous of group world", i);
         if (!rc)
@@ -140,7 +140,7 @@ static int settle(struct nccl_rank *r, ncclResult_t status, int64_t deadline_ns,
         int lost = peers_blame(r->peers, 1); /* the pause between two looks, too */
         if (lost >= 0)
             return nccl_say_lost(lost, err);
-        if (!nccl_left_ms(deadline_ns)) {
+        if (!clock_left_ms(deadline_ns)) {
             error_set(err, ERR_TIMEOUT,
                       "NCCL did not connect the ranks within %d ms, though all of them came to the rendezvous",
                       timeout_ms);
@@ -176,7 +176,7 @@ static int connect_root(struct nccl_rank *r, const struct rendezvous *rv, int64_
     } else {
         struct buffer value;
         buffer_init(&value, 2 * sizeof id);
-        rc = rv->get(rv->arg, "world", key, nccl_left_ms(deadline_ns) + 1, &value, err);
+        rc = rv->get(rv->arg, "world", key, clock_left_ms(deadline_ns) + 1, &value, err);
         if (rc == ERR_TIMEOUT)
             error_context(err, "rank 0 did not come to the rendezvous of group world");
         else if (!rc && value.len != sizeof id)

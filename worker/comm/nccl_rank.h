@@ -58,12 +58,6 @@ static inline void nccl_pause_us(long us)
     nanosleep(&(struct timespec){.tv_nsec = us * 1000}, NULL);
 }
 
-static inline int nccl_left_ms(int64_t deadline_ns)
-{
-    int64_t left = (deadline_ns - clock_mono_ns()) / NS_PER_MS;
-    return left > 0 ? (int)left : 0;
-}
-
 /* ---- nccl_connect.c ---- */
 /* The error of a rank that is gone. */
 int nccl_say_lost(int rank, struct error *err);

@@ -50,7 +50,7 @@ static void *watch(void *arg)
     error_clear(&why);
     while (!atomic_load(&r->stop)) {
         if (atomic_load(&r->aborted)) { /* the cause is known; what remains is that the rank comes to its end */
-            if (!nccl_left_ms(r->deadline_ns)) {
+            if (!clock_left_ms(r->deadline_ns)) {
                 r->watch.lost(r->watch.arg, &r->why);
                 break;
             }
@@ -139,7 +139,7 @@ static bool join_endings(struct nccl_rank *r, int64_t deadline_ns)
     bool all = true;
     for (int i = 0; i < r->n_endings; i++) {
         struct ending *e = &r->endings[i];
-        while (!atomic_load(&e->done) && nccl_left_ms(deadline_ns))
+        while (!atomic_load(&e->done) && clock_left_ms(deadline_ns))
             nccl_pause_us(1000);
         if (!e->joined && atomic_load(&e->done))
             e->joined = !pthread_join(e->thread, NULL);

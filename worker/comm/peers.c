@@ -43,12 +43,6 @@ struct hello {
     int32_t unused;
 };
 
-static int left_ms(int64_t deadline_ns)
-{
-    int64_t left = (deadline_ns - clock_mono_ns()) / NS_PER_MS;
-    return left > 0 ? (int)left : 0;
-}
-
 static void key_of(char out[KEY_MAX], int rank)
 {
     snprintf(out, KEY_MAX, "peer-%d", rank);
@@ -117,7 +111,7 @@ static int connect_to(struct peers *p, int other, const struct rendezvous *rv, i
     struct hello hello = {.rank = p->rank};
     buffer_init(&entry, ADDRESS_MAX + 64);
     key_of(key, other);
-    int rc = rv->get(rv->arg, "world", key, left_ms(deadline_ns) + 1, &entry, err);
+    int rc = rv->get(rv->arg, "world", key, clock_left_ms(deadline_ns) + 1, &entry, err);
     if (rc == ERR_TIMEOUT)
         error_context(err, "rank %d did not come to the rendezvous", other);
     if (!rc && parse_entry((char *)entry.data, &hello.nonce, &host, &port))
@@ -127,7 +121,7 @@ static int connect_to(struct peers *p, int other, const struct rendezvous *rv, i
     if (rc)
         goto out;
     int fd = p->peer[other].fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    struct timeval limit = {.tv_sec = left_ms(deadline_ns) / 1000 + 1};
+    struct timeval limit = {.tv_sec = clock_left_ms(deadline_ns) / 1000 + 1};
     if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) < 0 ||
         connect(fd, a->ai_addr, a->ai_addrlen) < 0 ||
         send(fd, &hello, sizeof hello, MSG_NOSIGNAL) != (ssize_t)sizeof hello) {
@@ -179,7 +173,7 @@ static int accept_higher(struct peers *p, int timeout_ms, int64_t deadline_ns, s
 {
     for (int missing; (missing = first_missing(p)) >= 0;) {
         struct pollfd poll_one = {.fd = p->listener, .events = POLLIN};
-        int n = poll(&poll_one, 1, left_ms(deadline_ns));
+        int n = poll(&poll_one, 1, clock_left_ms(deadline_ns));
         if (n > 0)
             accept_one(p);
         else if (n == 0)
@@ -298,9 +292,9 @@ int peers_blame(struct peers *p, int wait_ms)
     int64_t deadline = clock_mono_ns() + wait_ms * NS_PER_MS;
     pthread_mutex_lock(&p->lock);
     while (p->blamed < 0) {
-        bool news = wait_for_news(p, left_ms(deadline));
+        bool news = wait_for_news(p, clock_left_ms(deadline));
         p->blamed = verdict(p);
-        if (!news && !left_ms(deadline))
+        if (!news && !clock_left_ms(deadline))
             break;
     }
     int blamed = p->blamed;

@@ -2,29 +2,12 @@
  * kernels/cpu and kernels/cuda once more, since this library includes neither. Tests beside those hold them equal. */
 #include "worker/plan/internal.h"
 #include "worker/plan/plan.h"
-
-/* Factors are fields of a job or small constants; a product above 2^63 is more than any machine has. */
-static int64_t mul(int64_t a, int64_t b)
-{
-    int64_t out;
-    return __builtin_mul_overflow(a, b, &out) ? INT64_MAX : out;
-}
-
-static int64_t add(int64_t a, int64_t b)
-{
-    int64_t out;
-    return __builtin_add_overflow(a, b, &out) ? INT64_MAX : out;
-}
+#include "worker/plan/saturate.h"
 
 static int64_t aligned(int64_t bytes)
 {
     enum { ALIGN = 256 };
-    return bytes > INT64_MAX - ALIGN ? INT64_MAX : round_up(bytes, ALIGN);
-}
-
-static int64_t larger(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
+    return round_up_size(bytes, ALIGN);
 }
 
 /* ---- CPU ---- */

@@ -3,27 +3,11 @@
 
 #include "worker/plan/arena.h"
 #include "worker/plan/internal.h"
-
-static int64_t mul(int64_t a, int64_t b)
-{
-    int64_t out;
-    return __builtin_mul_overflow(a, b, &out) ? INT64_MAX : out;
-}
-
-static int64_t add(int64_t a, int64_t b)
-{
-    int64_t out;
-    return __builtin_add_overflow(a, b, &out) ? INT64_MAX : out;
-}
+#include "worker/plan/saturate.h"
 
 static int64_t aligned(int64_t bytes)
 {
-    return bytes > INT64_MAX - PLAN_ALIGN ? INT64_MAX : round_up(bytes, PLAN_ALIGN);
-}
-
-static int64_t larger(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
+    return round_up_size(bytes, PLAN_ALIGN);
 }
 
 int64_t plan_statistic_offset(const struct plan *p, const struct plan_backend *b, int64_t n)

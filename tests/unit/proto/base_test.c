@@ -1,6 +1,7 @@
 /* proto/base: error, buffer, arena, clock, number, utf8. */
 #include <errno.h>
 #include <float.h>
+#include <limits.h>
 #include <locale.h>
 #include <math.h>
 #include <setjmp.h>
@@ -177,6 +178,10 @@ static void test_clock(void **state)
         last = now;
     }
     assert_true(clock_wall_ns() > INT64_C(1700000000) * NS_PER_S);
+    assert_int_equal(clock_left_ms(last - NS_PER_S), 0);
+    assert_int_equal(clock_left_ms(INT64_MAX / 2), INT_MAX);
+    int left = clock_left_ms(clock_mono_ns() + 3600 * NS_PER_S);
+    assert_true(left <= 3600000 && left > 3000000);
 }
 
 static void test_number_round_trip(void **state)
