@@ -243,9 +243,12 @@ $(GPU_PROGRAMS): $(BUILD)/gpu/%: $(BUILD)/obj/tests/gpu/%.o $(TEST_SUPPORT) $(L_
 	@$(CC) $(LDFLAGS) $(RPATH) -o $@ $^ -lcmocka $(S_WORKER)
 	@echo "  LD   $@"
 
-# tests/bench/*.c: one program each, for tests/bench/run.py.
+# tests/bench/*.c: one program each, for tests/bench/run.py and gpu_bench.py.
 BENCHES := $(patsubst tests/bench/%.c,$(BUILD)/bench/%,$(wildcard tests/bench/*.c))
-$(BENCHES): $(BUILD)/bench/%: $(BUILD)/obj/tests/bench/%.o $(L_WORKER)
+BENCH_SUPPORT := $(call objs,$(wildcard tests/bench/support/*.c))
+# Headers of CUPTI, which the toolkit brings; without them the program says that it cannot profile.
+$(BUILD)/obj/tests/bench/support/trace.o: FILE_FLAGS = $(CUDA_DIR:%=-isystem %/include)
+$(BENCHES): $(BUILD)/bench/%: $(BUILD)/obj/tests/bench/%.o $(BENCH_SUPPORT) $(L_WORKER)
 	@mkdir -p $(@D)
 	@$(CC) $(LDFLAGS) $(RPATH) -o $@ $^ $(S_WORKER)
 	@echo "  LD   $@"

@@ -17,7 +17,8 @@ case $build in /*) ;; *) build=$PWD/$build ;; esac
 out=${OUT:-gpu-report}
 case $out in /*) ;; *) out=$PWD/$out ;; esac
 
-# name, seconds, what. A step is the function step_NAME: 0 passed, 77 skipped for the reason in its last line.
+# name, seconds, what. A step is the function step_NAME: 0 passed, 77 skipped for the reason in its last line. One whose
+# text begins with "on request" runs only when it is named.
 steps='
 machine          60  GPU, driver, libraries
 library          60  boost-cuda.so loads and is of this build
@@ -27,6 +28,7 @@ sanitizer       120  whether compute-sanitizer serves this device
 memcheck       1200  kernel tests under compute-sanitizer: out of bounds, misaligned
 racecheck      1200  the same: hazards in shared memory
 initcheck      1200  the same: device memory read before it was written
+bench          1500  on request: speed of training steps, of ranks and a profile; BOOST_BENCH names others, BOOST_PEERS peers
 '
 
 # ---- steps ----------------------------------------------------------------------------
@@ -97,6 +99,15 @@ step_racecheck() {
 }
 step_initcheck() { sanitized initcheck; }
 
+# Lines in bench.jsonl, a table of kernels beside it.
+step_bench() {
+    # shellcheck disable=SC2086
+    python3 "$root/tests/bench/gpu_bench.py" --build "$build" --out "$out/bench.jsonl" \
+        ${BOOST_BENCH:-step_1b_cola_b8_t2048 step_1b_cola_b8_t2048_nondet step_1b_full_b8_t2048 idle_pct_1b_cola \
+            rank_7b_tp4_btp_b4 rank_7b_tp4_full_b4 rank_7b_tp4_vanilla_b4 rank_7b_tp4_btp_b1 rank_7b_tp4_full_b1 \
+            rank_7b_tp4_vanilla_b1}
+}
+
 # ---- the run --------------------------------------------------------------------------------
 
 # Newer cuDNN and NCCL than the system's come with PyTorch, in the site-packages folder nvidia/; cuBLAS if it is newer.
@@ -135,6 +146,8 @@ while read -r name limit what; do
     [ -n "$name" ] || continue
     if [ $# -gt 0 ]; then
         case " $* " in *" $name "*) ;; *) continue ;; esac
+    else
+        case $what in "on request"*) continue ;; esac
     fi
     start=$(date +%s)
     timeout -k 20 "$limit" sh "$self" --step "$name" >"$out/$name.log" 2>&1 </dev/null

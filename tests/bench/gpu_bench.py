@@ -1,0 +1,273 @@
+#!/usr/bin/env python3
+"""Benchmarks of training on one GPU, each beside the program that a user would take instead.
+
+  gpu_bench.py [options] [NAME...]     only these; what is no whole name stands for all that start with it
+
+Ours is gpu_bench (tests/bench/gpu_bench.c), run once a round for each name. A peer is a PyTorch program of the folder
+$BOOST_PEERS, run in turn with ours on the same device; without that folder or without PyTorch there is none.
+Writes one JSON object a line to --out: name, value, unit, peer, peer_value, ratio (ours over the peer's; null where nothing
+was measured beside it), date, commit, device, and what belongs to the figure. Lines of other names in that file are kept.
+Tables of profiles go to --out with the ending .NAME.txt.
+"""
+import argparse, datetime, glob, json, os, re, statistics, subprocess, sys, threading, time
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+ROOT = Path(__file__).resolve().parents[2]
+OURS_LIMIT, PEER_LIMIT = 150, 300  # seconds, start and compilation included
+SETTLED = 3                        # seconds at the end of a peer's run that it measures at least
+
+
+# ---- what there is ---------------------------------------------------------------
+
+
+class Case:
+    def __init__(self, mode, model, *fields, peer=None, options=()):
+        self.mode, self.model, self.fields, self.peer, self.options = mode, model, fields, peer, options
+
+
+ON = "model.mlp_activation=ON"  # as the peers' models have it, whose steps are compared
+NONDET = "parallel.deterministic=false"
+
+
+def batch(n):
+    return f"parallel.micro_batch={n}", f"parallel.global_batch={n}"
+
+
+def step_cases():
+    out = {}
+    for size in ("1b", "350m"):
+        for kind in ("cola", "full"):
+            peer = ("torch_model.py", f"{size},{kind},8,2048,default,bf16")
+            out[f"step_{size}_{kind}_b8_t2048"] = Case("step", f"{size},{kind}", ON, peer=peer)
+            out[f"step_{size}_{kind}_b8_t2048_nondet"] = Case("step", f"{size},{kind}", ON, NONDET, peer=peer)
+    for mode in ("LOW_RANK", "LAYER"):
+        out[f"step_1b_cola_b8_t2048_{mode.lower()}"] = Case("step", "1b,cola", ON, f"parallel.recompute={mode}")
+    out["step_1b_cola_b8_t2048_uncaptured"] = Case("step", "1b,cola", ON, options=("--plain",))
+    for name, kind, more in (("cola", "cola", ()), ("cola_nondet", "cola", (NONDET,)), ("full", "full", ())):
+        out[f"idle_pct_1b_{name}"] = Case("profile", f"1b,{kind}", ON, *more)
+    return out
+
+
+def rank_cases():
+    out = {}
+    ways = {"full": ("full", (), "full"), "vanilla": ("cola", ("parallel.strategy=VANILLA",), "van"),
+            "btp": ("cola", ("parallel.strategy=BTP",), "btp")}
+    for size, tp in (("7b", 4), ("3b", 2), ("13b", 4), ("30b", 4)):
+        for name, (kind, fields, peer) in ways.items():
+            for b in (4, 1):
+                out[f"rank_{size}_tp{tp}_{name}_b{b}"] = Case("layer", f"{size},{kind}", *fields, *batch(b),
+                                                              peer=("torch_rank.py", f"{size},{peer},{b}"))
+    for b in (4, 1):
+        for kind in ("svd", "lax"):
+            out[f"rank_7b_tp4_{kind}_btp_b{b}"] = Case("layer", f"7b,{kind}", "parallel.strategy=BTP", *batch(b))
+        out[f"rank_7b_tp4_btp_ungrouped_b{b}"] = Case("layer", "7b,cola", "parallel.grouped=OFF", *batch(b))
+        out[f"rank_7b_tp4_btp_sync_b{b}"] = Case("layer", "7b,cola", "parallel.norm=SYNC", *batch(b))
+        out[f"rank_7b_tp4_btp_nondet_b{b}"] = Case("layer", "7b,cola", NONDET, *batch(b))
+    for way in ("btp", "vanilla"):
+        for mode in ("LOW_RANK", "LAYER"):
+            out[f"rank_7b_tp4_{way}_b4_{mode.lower()}"] = Case("layer", "7b,cola", *ways[way][1], *batch(4),
+                                                               f"parallel.recompute={mode}")
+    return out
+
+
+CASES = {**step_cases(), **rank_cases()}
+
+
+def derived(rows):
+    """Lines that follow from others of the same run."""
+    by = {r["name"]: r for r in rows}
+    out, step = [], by.get("step_1b_cola_b8_t2048")
+    if step:
+        out.append({**step, "name": "peak_gib_1b_cola", "value": step["peak_gib"], "unit": "GiB",
+                    "peer_value": step.get("peer_peak_gib")})
+    for way in ("btp", "vanilla"):
+        plain = by.get(f"rank_7b_tp4_{way}_b4")
+        for mode in ("low_rank", "layer"):
+            again = by.get(f"rank_7b_tp4_{way}_b4_{mode}")
+            if not plain or not again:
+                continue
+            none = {"peer": None, "peer_value": None}
+            out.append({**again, **none, "name": f"recompute_saved_mb_7b_tp4_{way}_{mode}", "unit": "MiB/layer",
+                        "value": plain["arena_mib_layer"] - again["arena_mib_layer"]})
+            out.append({**again, **none, "name": f"recompute_added_ms_7b_tp4_{way}_{mode}", "unit": "ms/layer",
+                        "value": again["value"] - plain["value"]})
+    return out
+
+
+# ---- running -----------------------------------------------------------------------
+
+
+def ours(build, name, case, args):
+    """The line that the program prints; its profile beside it."""
+    command = [build / "bench" / "gpu_bench", *case.options, "--name", name, "--warm", str(args.warm), "--seconds",
+               str(args.seconds), *(["--cpu"] if args.cpu else []), case.mode,
+               "tiny," + case.model.split(",")[1] if args.cpu else case.model,
+               *(f for f in case.fields if not (args.cpu and f == NONDET))]
+    p = subprocess.run(command, capture_output=True, text=True, timeout=OURS_LIMIT, env=environment())
+    if p.returncode:
+        raise RuntimeError(p.stderr.strip() or f"gpu_bench ended with {p.returncode}")
+    if case.mode == "profile":
+        Path(f"{args.out}.{name}.txt").write_text(p.stderr)
+        print(p.stderr, end="", flush=True)
+    return json.loads(p.stdout)
+
+
+def environment():
+    env = dict(os.environ)
+    places = [p for base in sys.path if base for p in glob.glob(f"{base}/nvidia/*/lib/libcupti.so.13")]
+    if places:
+        env.setdefault("BOOST_CUPTI", places[0])
+    return env
+
+
+class Smi:
+    """SM clock and power, sampled beside a program that does not log them itself."""
+
+    def __init__(self):
+        self.samples = []
+        try:
+            self.process = subprocess.Popen(
+                ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "-lms", "200"],
+                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        except OSError:
+            self.process = None
+            return
+        self.thread = threading.Thread(target=self.read)
+        self.thread.start()
+
+    def read(self):
+        for line in self.process.stdout:
+            try:
+                self.samples.append((time.monotonic(), *(float(x) for x in line.split(","))))
+            except ValueError:
+                pass
+
+    def close(self, until):
+        """Means of the last seconds before `until`."""
+        if not self.process:
+            return {}
+        self.process.kill()
+        self.process.wait()
+        self.thread.join()
+        last = [s for s in self.samples if until - SETTLED <= s[0] <= until]
+        return {"peer_sm_mhz": statistics.mean(s[1] for s in last),
+                "peer_watts": statistics.mean(s[2] for s in last)} if last else {}
+
+
+def peer(case, folder):
+    """Value, peak memory and clocks of the PyTorch program, on its own libraries."""
+    script, argument = case.peer
+    env = {k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}
+    smi, until, line, text = Smi(), time.monotonic(), "", []
+    p = subprocess.Popen([sys.executable, "-u", folder / script, argument], stdout=subprocess.PIPE,
+                         stderr=subprocess.STDOUT, text=True, env=env)
+    watchdog = threading.Timer(PEER_LIMIT, p.kill)
+    watchdog.start()
+    try:
+        for got in p.stdout:
+            text.append(got)
+            if re.search(r"tok/s|ms/layer", got):
+                until, line = time.monotonic(), got
+    finally:
+        watchdog.cancel()
+        p.kill()
+        p.wait()
+        clocks = smi.close(until)
+    found = re.search(r"([\d.]+) tok/s", line) or re.search(r"fwd\+bwd ([\d.]+) ms/layer", line)
+    peak = re.search(r"peak ([\d.]+) GiB", line)
+    if not found:
+        raise RuntimeError("".join(text)[-500:] or f"{script} ended with {p.returncode}")
+    return {"value": float(found[1]), "peak": float(peak[1]) if peak else None, **clocks}
+
+
+def peers_folder(args):
+    """Where the peers are, if they can run."""
+    folder = os.environ.get("BOOST_PEERS")
+    if args.no_peer or args.cpu or not folder:
+        return None
+    try:
+        torch = subprocess.run([sys.executable, "-c", "import torch"], capture_output=True, timeout=120).returncode == 0
+    except subprocess.TimeoutExpired:
+        torch = False
+    if not torch:
+        print("no PyTorch here: nothing is measured beside ours", flush=True)
+    return Path(folder) if torch else None
+
+
+def machine():
+    p = subprocess.run([sys.executable, ROOT / "deploy" / "gpu-versions.py", "--json", ROOT], capture_output=True,
+                       text=True)
+    found = json.loads(p.stdout) if p.returncode == 0 else {}
+    return {"commit": found.get("commit", "unknown"), "device": found.get("gpu") or "no GPU",
+            "driver": found.get("driver"), "cublaslt": found.get("cublaslt"), "cudnn": found.get("cudnn")}
+
+
+def measure(build, name, case, folder, known, args):
+    """Ours and the peer's in turn, `rounds` times; medians. A peer that several cases share runs for the first of them."""
+    mine, theirs = [], []
+    for _ in range(args.rounds):
+        mine.append(ours(build, name, case, args))
+        if folder and case.peer and case.peer not in known:
+            theirs.append(peer(case, folder))
+    row = sorted(mine, key=lambda r: r["value"])[len(mine) // 2]
+    if theirs:
+        known[case.peer] = sorted(theirs, key=lambda r: r["value"])[len(theirs) // 2]
+    beside = known.get(case.peer) if case.peer else None
+    extra = {"rounds": args.rounds, "values": [r["value"] for r in mine]}
+    if beside:
+        extra.update({k: v for k, v in beside.items() if k.startswith("peer_")}, peer_peak_gib=beside["peak"])
+    return {**row, "peer": f"PyTorch, {' '.join(case.peer)}" if beside else None,
+            "peer_value": beside["value"] if beside else None, **extra}
+
+
+def finish(row, about):
+    row["ratio"] = row["value"] / row["peer_value"] if row.get("peer_value") else None
+    first = ("name", "value", "unit", "peer", "peer_value", "ratio")
+    date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    whole = {**{k: row.get(k) for k in first}, "date": date, **about, **{k: v for k, v in row.items() if k not in first}}
+    clock = f"  {whole['sm_mhz']:.0f} MHz {whole['watts']:.0f} W" if whole.get("sm_mhz") and whole.get("watts") else ""
+    ratio = f"  peer {whole['peer_value']:.5g}  ratio {whole['ratio']:.3f}" if whole["ratio"] else ""
+    print(f"  {whole['name']:36} {whole['value']:>11.5g} {whole['unit']}{ratio}{clock}", flush=True)
+    return {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in whole.items()}
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--build", default="build")
+    p.add_argument("--out", help="default: gpu-bench.jsonl in the build folder")
+    p.add_argument("--rounds", type=int, default=1)
+    p.add_argument("--warm", type=float, default=2)
+    p.add_argument("--seconds", type=float, default=5)
+    p.add_argument("--no-peer", action="store_true")
+    p.add_argument("--cpu", action="store_true", help="tries the programs out on a tiny model, without a GPU")
+    p.add_argument("--list", action="store_true")
+    p.add_argument("names", nargs="*")
+    args = p.parse_args()
+    build = Path(args.build).resolve()
+    args.out = Path(args.out).resolve() if args.out else build / "gpu-bench.jsonl"
+    chosen = {n: c for n, c in CASES.items() if not args.names or n in args.names or
+              any(n.startswith(a) for a in args.names if a not in CASES)}
+    if args.list:
+        print("\n".join(chosen))
+        return 0
+    if not chosen:
+        p.error("no benchmark has such a name (--list)")
+    about, folder, known, rows, failed = machine(), peers_folder(args), {}, [], []
+    kept = [json.loads(x) for x in args.out.read_text().splitlines()] if args.out.exists() else []
+    for name, case in chosen.items():
+        try:
+            rows.append(measure(build, name, case, folder, known, args))
+            rows[-1] = finish(rows[-1], about)
+        except Exception as e:
+            failed.append(name)
+            print(f"  {name}: FAILED: {e}", flush=True)
+        more = [finish(r, about) for r in derived(rows)] if name == list(chosen)[-1] else []
+        done = {r["name"] for r in rows + more}
+        lines = [r for r in kept if r["name"] not in done] + rows + more
+        args.out.write_text("".join(json.dumps(r) + "\n" for r in lines))
+    print(f"{len(rows)} measured, lines in {args.out}" + (f"; {len(failed)} benchmarks failed" if failed else ""))
+    return 1 if failed else 0
+
+
+sys.exit(main())
