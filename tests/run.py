@@ -52,7 +52,7 @@ def kill_all(directory):
         pids = left_running(directory)
     return found
 
-def run_one(program, build):
+def run_one(program, build, verbose):
     tmp = Path(tempfile.mkdtemp(prefix=f"boost-{program.stem}-"))
     tmp.chmod(0o711)  # some tests run parts of themselves as another user
     env = dict(os.environ, CMOCKA_MESSAGE_OUTPUT="TAP", BOOST_BIN=str(build / "bin"), BOOST_ROOT=str(ROOT),
@@ -96,8 +96,8 @@ def run_one(program, build):
         print("  | " + "\n  | ".join(out.splitlines()[-200:]))
         print(f"  files kept in {tmp}", flush=True)
     else:
-        for line in skipped:
-            print("     " + line.strip())
+        for line in out.splitlines() if verbose else skipped:
+            print("     " + line.strip(), flush=True)
         shutil.rmtree(tmp, ignore_errors=True)
     return passed, failed, len(skipped)
 
@@ -106,6 +106,7 @@ def main():
     p.add_argument("--build", default="build")
     p.add_argument("--full", action="store_true")
     p.add_argument("--gpu", action="store_true")
+    p.add_argument("--verbose", action="store_true", help="what passed programs say, too")
     p.add_argument("pattern", nargs="?", default="", help="only programs whose path contains this")
     args = p.parse_args()
     build = Path(args.build).resolve()
@@ -119,7 +120,7 @@ def main():
     start = time.monotonic()
     total = [0, 0, 0]
     for program in programs:
-        total = [a + b for a, b in zip(total, run_one(program, build))]
+        total = [a + b for a, b in zip(total, run_one(program, build, args.verbose))]
     print(f"{len(programs)} programs in {time.monotonic() - start:.0f} s")
     print(f"{total[0]} passed, {total[1]} failed, {total[2]} skipped")
     return 0 if total[1] == 0 and total[0] > 0 else 1
