@@ -76,8 +76,8 @@ static void each_collective(const struct answer *a, void (*each)(const struct co
             for (int pass = 0; pass < PLAN_PASSES; pass++)
                 for (int kind = 0; kind < PLAN_KINDS; kind++) {
                     struct collective c = {stage, group, kind, pass, of[group][kind][pass], 0};
-                    c.bytes = (c.count.elements - c.count.statistics) * element_bytes(&a->backend, group, kind) +
-                              c.count.statistics * (int64_t)dtype_size(a->backend.stat);
+                    c.bytes = plan_comm_bytes(&c.count, element_bytes(&a->backend, group, kind),
+                                              (int64_t)dtype_size(a->backend.stat));
                     if (c.count.calls)
                         each(&c, arg);
                 }

@@ -2,12 +2,13 @@
 #include <string.h>
 
 #include "worker/plan/plan.h"
+#include "worker/plan/saturate.h"
 
-static void add(struct plan_comm *c, int64_t times, int64_t calls, int64_t elements, int64_t statistics)
+static void count(struct plan_comm *c, int64_t times, int64_t calls, int64_t elements, int64_t statistics)
 {
     c->calls += times * calls;
-    c->elements += times * (elements + statistics);
-    c->statistics += times * statistics;
+    c->elements = add(c->elements, mul(times, elements + statistics));
+    c->statistics = add(c->statistics, mul(times, statistics));
 }
 
 /* What one micro-batch adds in one stage: `times` of it, counted for pass `pass`. */
@@ -21,13 +22,13 @@ struct tally {
 
 static void call(const struct tally *y, int kind, int64_t times, int64_t calls, int64_t elements)
 {
-    add(&y->out->tp[kind][y->pass], y->times * times, calls, elements, 0);
+    count(&y->out->tp[kind][y->pass], y->times * times, calls, elements, 0);
 }
 
 /* All-reduces of sums of rows, which have their own type; with no calls of their own they go along with others. */
 static void statistics(const struct tally *y, int64_t times, int64_t calls, int64_t elements)
 {
-    add(&y->out->tp[PLAN_ALL_REDUCE][y->pass], y->times * times, calls, 0, elements);
+    count(&y->out->tp[PLAN_ALL_REDUCE][y->pass], y->times * times, calls, 0, elements);
 }
 
 /* Cross-entropy: maximum of the logits, then three sums; chunk by chunk of the rows. */
@@ -224,10 +225,15 @@ void plan_stage_comm_counts(const struct plan *p, int index, struct plan_comm_co
                      p->recompute == BOOST__RECOMPUTE__VALUE__LOW_RANK);
     }
     if (p->world > 1)
-        add(&out->world[PLAN_ALL_REDUCE][PLAN_STEP], 1, 1, AGREEMENT, 0);
+        count(&out->world[PLAN_ALL_REDUCE][PLAN_STEP], 1, 1, AGREEMENT, 0);
 }
 
 void plan_comm_counts(const struct plan *p, struct plan_comm_counts *out)
 {
     plan_stage_comm_counts(p, 0, out);
+}
+
+int64_t plan_comm_bytes(const struct plan_comm *c, int64_t element_bytes, int64_t statistic_bytes)
+{
+    return add(mul(c->elements - c->statistics, element_bytes), mul(c->statistics, statistic_bytes));
 }

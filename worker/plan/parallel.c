@@ -5,6 +5,7 @@
 
 #include "worker/plan/internal.h"
 #include "worker/plan/plan.h"
+#include "worker/plan/saturate.h"
 
 /* ---- rank = (pp_rank * dp + dp_rank) * tp + tp_rank ---- */
 
@@ -168,10 +169,10 @@ void plan_owned(const struct plan *p, const struct plan_bucket *buckets, int64_t
 
 /* ---- communication ---- */
 
-static void add(struct plan_comm *c, int64_t calls, int64_t elements)
+static void count(struct plan_comm *c, int64_t calls, int64_t elements)
 {
     c->calls += calls;
-    c->elements += elements;
+    c->elements = add(c->elements, elements);
 }
 
 int64_t plan_boundary_elements(const struct plan *p)
@@ -187,14 +188,14 @@ static void pipeline_counts(const struct plan *p, const struct plan_stage *stage
 {
     int64_t n = p->accumulation, elements = plan_boundary_elements(p);
     if (!stage->last) {
-        add(&out->pp[PLAN_SEND][PLAN_FORWARD], n, n * elements);
-        add(&out->pp[PLAN_RECV][PLAN_BACKWARD], n, n * elements);
-        add(&out->pp[PLAN_SEND][PLAN_EVAL], 1, elements);
+        count(&out->pp[PLAN_SEND][PLAN_FORWARD], n, mul(n, elements));
+        count(&out->pp[PLAN_RECV][PLAN_BACKWARD], n, mul(n, elements));
+        count(&out->pp[PLAN_SEND][PLAN_EVAL], 1, elements);
     }
     if (!stage->first) {
-        add(&out->pp[PLAN_RECV][PLAN_FORWARD], n, n * elements);
-        add(&out->pp[PLAN_SEND][PLAN_BACKWARD], n, n * elements);
-        add(&out->pp[PLAN_RECV][PLAN_EVAL], 1, elements);
+        count(&out->pp[PLAN_RECV][PLAN_FORWARD], n, mul(n, elements));
+        count(&out->pp[PLAN_SEND][PLAN_BACKWARD], n, mul(n, elements));
+        count(&out->pp[PLAN_RECV][PLAN_EVAL], 1, elements);
     }
 }
 
@@ -205,11 +206,11 @@ static void replica_counts(const struct plan *p, const struct plan_stage *stage,
     plan_backend_estimate(p, &backend);
     int64_t calls = plan_buckets(p, stage, (int64_t)dtype_size(backend.grad), NULL);
     if (!p->zero) {
-        add(&out->dp[PLAN_ALL_REDUCE][PLAN_STEP], calls, stage->elements);
+        count(&out->dp[PLAN_ALL_REDUCE][PLAN_STEP], calls, stage->elements);
         return;
     }
-    add(&out->dp[PLAN_REDUCE_SCATTER][PLAN_STEP], calls, stage->elements);
-    add(&out->dp[PLAN_ALL_GATHER][PLAN_STEP], calls, stage->elements);
+    count(&out->dp[PLAN_REDUCE_SCATTER][PLAN_STEP], calls, stage->elements);
+    count(&out->dp[PLAN_ALL_GATHER][PLAN_STEP], calls, stage->elements);
 }
 
 void plan_parallel_counts(const struct plan *p, const struct plan_stage *stage, struct plan_comm_counts *out)
@@ -220,6 +221,6 @@ void plan_parallel_counts(const struct plan *p, const struct plan_stage *stage, 
         replica_counts(p, stage, out);
     if (p->pp > 1 && p->tied && stage->embedding) {
         int64_t table = offset_of(p, 1); /* with its padding; under zero 1 every replica sums its own piece */
-        add(&out->ends[PLAN_ALL_REDUCE][PLAN_STEP], 1, p->zero ? table / p->dp : table);
+        count(&out->ends[PLAN_ALL_REDUCE][PLAN_STEP], 1, p->zero ? table / p->dp : table);
     }
 }

@@ -212,6 +212,8 @@ struct plan_comm {
     int64_t elements;
     int64_t statistics; /* of the elements, those of the backend's `stat` type; in the tp group only */
 };
+/* Bytes of them; as all counts here INT64_MAX where they are beyond it. */
+int64_t plan_comm_bytes(const struct plan_comm *c, int64_t element_bytes, int64_t statistic_bytes);
 /* [kind][pass] of a training step of one rank with `accumulation` micro-batches, and of one evaluation
  * micro-batch (PASS_EVAL), in the tp group; `world` gives the agreement. Formulas:
  * worker/plan/README.md. Indices are enum comm_kind, comm_pass of worker/comm/comm.h by number

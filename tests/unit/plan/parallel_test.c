@@ -220,6 +220,36 @@ static void counts_of_borders_and_replicas(void **state)
     assert_true(c.ends[PLAN_ALL_REDUCE][PLAN_STEP].elements == table / 2);
 }
 
+/* Beyond 2^63 elements a count stays there: 2^31 tokens of a micro-batch, 2^22 wide, 2^24 times. */
+static void counts_do_not_wrap(void **state)
+{
+    (void)state;
+    for (int pp = 1; pp <= 2; pp++) {
+        struct job j;
+        struct plan p;
+        struct plan_comm_counts c;
+        job_open(&j);
+        j.spec->model->factorization = BOOST__FACTORIZATION__VALUE__SVD;
+        j.spec->model->hidden = 6 << 17;
+        j.spec->model->rank = 6;
+        j.spec->model->intermediate = 1 << 22;
+        j.spec->data->seq_len = 1 << 20;
+        Boost__Parallel *par = j.spec->parallel;
+        par->has_strategy = par->has_micro_batch = par->has_pp = 1;
+        par->strategy = BOOST__STRATEGY__VALUE__VANILLA;
+        par->micro_batch = 1 << 10;
+        par->global_batch = 1 << 24;
+        par->pp = pp;
+        job_plan(&j, &p);
+        p.accumulation = 1 << 24;
+        plan_stage_comm_counts(&p, 0, &c);
+        assert_true(c.tp[PLAN_ALL_REDUCE][PLAN_FORWARD].elements == INT64_MAX);
+        assert_true(c.tp[PLAN_ALL_REDUCE][PLAN_BACKWARD].elements == INT64_MAX);
+        assert_true(pp == 1 || c.pp[PLAN_SEND][PLAN_FORWARD].elements == INT64_MAX);
+        job_close(&j);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -230,6 +260,7 @@ int main(void)
         cmocka_unit_test(writers_of_what_several_ranks_hold),
         cmocka_unit_test(memory_of_stages_and_replicas),
         cmocka_unit_test(counts_of_borders_and_replicas),
+        cmocka_unit_test(counts_do_not_wrap),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
