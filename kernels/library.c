@@ -2,11 +2,17 @@
 #include "kernels/library.h"
 
 #include <dlfcn.h>
+#include <elf.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static const char file[] = "lib/boost-cuda.so";
@@ -38,10 +44,46 @@ static int find(char out[PATH_MAX], struct error *err)
                            "BOOST_CUDA_LIBRARY");
 }
 
+static bool reaches(off_t size, uint64_t from, uint64_t bytes)
+{
+    return bytes <= (uint64_t)size && from <= (uint64_t)size - bytes;
+}
+
+/* dlopen() maps what the headers promise: from a file that was copied half it dies of SIGBUS, and a fifo it waits for.
+ * What is no library at all it tells best itself. */
+static int check_whole(const char *path, struct error *err)
+{
+    Elf64_Ehdr head;
+    Elf64_Phdr part;
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), rc = ERR_OK;
+    if (fd < 0 || fstat(fd, &st) < 0) {
+        rc = error_set(err, ERR_UNSUPPORTED, "the CUDA backend cannot be loaded: %s: %s", path, strerror(errno));
+    } else if (!S_ISREG(st.st_mode)) {
+        rc = error_set(err, ERR_UNSUPPORTED, "the CUDA backend cannot be loaded: %s is not a file", path);
+    } else if (pread(fd, &head, sizeof head, 0) == sizeof head && !memcmp(head.e_ident, ELFMAG, SELFMAG) &&
+               head.e_ident[EI_CLASS] == ELFCLASS64) {
+        bool whole = true;
+        for (int i = 0; whole && i < head.e_phnum; i++)
+            whole = reaches(st.st_size, head.e_phoff, (uint64_t)(i + 1) * sizeof part) &&
+                    pread(fd, &part, sizeof part, (off_t)(head.e_phoff + (uint64_t)i * sizeof part)) == sizeof part &&
+                    (part.p_type != PT_LOAD || reaches(st.st_size, part.p_offset, part.p_filesz));
+        if (!whole) {
+            error_set(err, ERR_UNSUPPORTED, "the CUDA backend cannot be loaded: %s is cut short", path);
+            rc = error_hint(err, "copy or build it anew");
+        }
+    }
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
 static int load_library(const char *build_id, void **out, struct error *err)
 {
     char path[PATH_MAX];
     int rc = find(path, err);
+    if (!rc && strchr(path, '/')) /* a bare name is looked for by the loader */
+        rc = check_whole(path, err);
     if (rc)
         return rc;
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);

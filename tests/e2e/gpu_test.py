@@ -2,7 +2,7 @@
 # time limit: 180 s
 """GPUs from submit to the rank's process, with a fake NVML of four GPUs and no NVIDIA driver: who gets which, over the
 agent's and the controller's end; what is unsound is passed over; a rank that finds no device says so."""
-import ctypes, json, subprocess
+import ctypes, json, os, subprocess
 
 from harness import BIN, Cluster, Process, Skip, run, tiny_job, wait_until
 
@@ -182,6 +182,19 @@ def test_a_node_without_the_backend_says_so():
         c.ok("release", job)
         event = wait_until(lambda: next((e for e in c.events(job) if e["kind"] == "attempt-refused"), None), 20, "refused")
         assert "without CUDA" in event["text"] and "no restart used" in event["text"], event
+
+
+def test_a_backend_that_cannot_be_loaded_is_named():
+    with Gpus() as c:
+        worker = BIN / "boost-worker"
+        whole = (FAKES / "boost-cuda.so").read_bytes()
+        half, fifo = c.dir / "half.so", c.dir / "fifo.so"
+        half.write_bytes(whole[:len(whole) // 4])  # of the headers all, of what they promise a part
+        os.mkfifo(fifo)
+        for path, why in ((half, "is cut short"), (fifo, "is not a file"), (c.dir, "is not a file")):
+            r = subprocess.run([worker, "--check-cuda"], env={**c.env, "BOOST_CUDA_LIBRARY": str(path)}, text=True,
+                               capture_output=True, stdin=subprocess.DEVNULL, timeout=60)
+            assert r.returncode == 66 and f"{path} {why}" in r.stderr, (path, r)
 
 
 def test_shares_of_a_gpu():
