@@ -2,6 +2,7 @@
 #include "daemon/agent_nvml.h"
 
 #include <dlfcn.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -186,6 +187,22 @@ void nvml_close(struct nvml *n)
 
 /* ---- looking ---- */
 
+/* What a driver fills in, which a broken one may do with anything: an end, and nothing that a log or a terminal
+ * would read as more than text. */
+static void make_text(char *text, size_t room)
+{
+    text[room - 1] = '\0';
+    for (; *text; text++)
+        if (*text < ' ' || *text > '~')
+            *text = '?';
+}
+
+/* All ones: not known. */
+static int64_t known(unsigned long long bytes)
+{
+    return bytes <= INT64_MAX ? (int64_t)bytes : 0;
+}
+
 /* What came since the last look; never waits. */
 static void take_events(struct nvml *n)
 {
@@ -212,8 +229,9 @@ static void look_at_processes(struct nvml *n, struct device_handle *handle, stru
     int code = n->call.processes(handle, &count, list);
     out->crowded = code == NVML_ERROR_INSUFFICIENT_SIZE; /* where the list is too short nothing of it is filled in */
     for (unsigned i = 0; code == NVML_SUCCESS && i < count && i < NVML_PROCESSES_MAX; i++) {
-        int64_t bytes = list[i].bytes <= INT64_MAX ? (int64_t)list[i].bytes : 0;
-        out->processes[out->n_processes++] = (struct nvml_process){list[i].pid, bytes};
+        if (list[i].pid == 0 || list[i].pid > INT_MAX)
+            continue; /* no process: of another container, or nonsense, and to kill() a group */
+        out->processes[out->n_processes++] = (struct nvml_process){list[i].pid, known(list[i].bytes)};
     }
 }
 
@@ -248,12 +266,16 @@ static void look_at(struct nvml *n, unsigned index, struct nvml_gpu *out)
         code = n->call.memory(handle, &memory);
     if (!code && !n->call.pci(handle, &pci))
         snprintf(out->bus, sizeof out->bus, "%.*s", (int)sizeof pci.bus_id - 1, pci.bus_id);
+    make_text(out->uuid, sizeof out->uuid);
+    make_text(out->name, sizeof out->name);
+    make_text(out->bus, sizeof out->bus);
     if (code) {
         const char *text = n->call.error_string(code);
         snprintf(out->trouble, sizeof out->trouble, "%.100s", text ? text : "cannot be asked");
+        make_text(out->trouble, sizeof out->trouble);
     } else {
-        out->memory_bytes = (int64_t)memory.total;
-        out->used_bytes = (int64_t)memory.used;
+        out->memory_bytes = known(memory.total);
+        out->used_bytes = known(memory.used);
         look_at_processes(n, handle, out);
         look_at_health(n, handle, out);
     }
@@ -276,5 +298,6 @@ int nvml_look(struct nvml *n, struct nvml_picture *out, struct error *err)
         look_at(n, (unsigned)i, &out->gpus[i]);
     if (n->call.driver_version(out->driver, sizeof out->driver))
         out->driver[0] = '\0';
+    make_text(out->driver, sizeof out->driver);
     return ERR_OK;
 }

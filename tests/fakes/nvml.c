@@ -5,6 +5,7 @@
  *   2 xid 79       an event, which comes once
  *   0 pid 4711     a process uses it
  *   3 lost 1       it cannot be asked any more
+ *   0 wild 1       it fills in bytes of 0xff, texts without an end
  */
 #include <stdbool.h>
 #include <stdio.h>
@@ -122,29 +123,39 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **out)
     return SUCCESS;
 }
 
+static bool wild(const struct device *d, void *out, size_t bytes)
+{
+    bool is = line(d->index, "wild", 0, NULL) > 0;
+    if (is)
+        memset(out, 0xff, bytes);
+    return is;
+}
+
 int nvmlDeviceGetUUID(struct device *d, char *out, unsigned len)
 {
     if (line(d->index, "lost", 0, NULL) > 0)
         return IS_LOST;
-    snprintf(out, len, "GPU-fake-%d", d->index);
+    if (!wild(d, out, len))
+        snprintf(out, len, "GPU-fake-%d", d->index);
     return SUCCESS;
 }
 
 int nvmlDeviceGetName(struct device *d, char *out, unsigned len)
 {
-    (void)d;
-    return put(out, len, "NVIDIA H200");
+    return wild(d, out, len) ? SUCCESS : put(out, len, "NVIDIA H200");
 }
 
 int nvmlDeviceGetMemoryInfo(struct device *d, struct memory *out)
 {
-    (void)d;
-    *out = (struct memory){.total = 143771ULL << 20, .free = 143000ULL << 20, .used = 771ULL << 20};
+    if (!wild(d, out, sizeof *out))
+        *out = (struct memory){.total = 143771ULL << 20, .free = 143000ULL << 20, .used = 771ULL << 20};
     return SUCCESS;
 }
 
 int nvmlDeviceGetPciInfo_v3(struct device *d, struct pci *out)
 {
+    if (wild(d, out, sizeof *out))
+        return SUCCESS;
     memset(out, 0, sizeof *out);
     snprintf(out->id, sizeof out->id, "00000000:%02X:00.0", d->index + 1);
     return SUCCESS;
@@ -153,6 +164,8 @@ int nvmlDeviceGetPciInfo_v3(struct device *d, struct pci *out)
 int nvmlDeviceGetComputeRunningProcesses_v3(struct device *d, unsigned *count, struct process *out)
 {
     unsigned cap = *count;
+    if (wild(d, out, cap * sizeof *out))
+        return SUCCESS;
     *count = 0;
     for (long pid; *count < cap && (pid = line(d->index, "pid", (int)*count, NULL)) >= 0;)
         out[(*count)++] = (struct process){.pid = (unsigned)pid, .bytes = 1 << 20};

@@ -144,6 +144,27 @@ static void counters_and_lost_devices(void **state)
     nvml_close(n);
 }
 
+/* Texts end and print, a size beyond 2^63 is none, and no number that kill() takes for a group is a process. */
+static void a_driver_that_fills_in_anything(void **state)
+{
+    (void)state;
+    struct nvml_picture p;
+    gpus("count 2\n0 wild 1\n");
+    struct nvml *n = opened();
+    look(n, &p);
+    const struct nvml_gpu *g = &p.gpus[0];
+    const char *texts[] = {g->uuid, g->name, g->bus};
+    const size_t rooms[] = {sizeof g->uuid, sizeof g->name, sizeof g->bus};
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(strnlen(texts[i], rooms[i]), rooms[i] - 1);
+        assert_int_equal(strspn(texts[i], "?"), rooms[i] - 1);
+    }
+    assert_true(g->memory_bytes == 0 && g->used_bytes == 0);
+    assert_int_equal(g->n_processes, 0);
+    assert_string_equal(p.gpus[1].uuid, "GPU-fake-1");
+    nvml_close(n);
+}
+
 static void no_driver(void **state)
 {
     (void)state;
@@ -160,7 +181,11 @@ static void no_driver(void **state)
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-    const struct CMUnitTest tests[] = {TEST(what_there_is), TEST(more_processes_than_a_list_holds),
-                                       TEST(which_xids_count), TEST(counters_and_lost_devices), TEST(no_driver)};
+    const struct CMUnitTest tests[] = {TEST(what_there_is),
+                                       TEST(more_processes_than_a_list_holds),
+                                       TEST(which_xids_count),
+                                       TEST(counters_and_lost_devices),
+                                       TEST(a_driver_that_fills_in_anything),
+                                       TEST(no_driver)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
