@@ -55,8 +55,8 @@ struct hang_watch {
     bool running; /* `seen` is of this phase */
     struct rank_status seen;
     int64_t changed_ns;
-    int64_t micro_ns;   /* when `progress` last grew */
-    double smoothed_ns; /* of a micro-batch, 0 = no sample yet */
+    int64_t micro_ns;                  /* when `progress` last grew */
+    double training_ns, evaluating_ns; /* of a unit of it, smoothed; 0 = no sample yet */
     bool reported;
 };
 

@@ -7,7 +7,7 @@
 #include "proto/base/clock.h"
 
 enum { BYTES_MS = 60000, FACTOR = 5 };
-static const double smoothing = 0.2; /* weight of the newest micro-batch */
+static const double smoothing = 0.2; /* weight of the newest sample */
 
 const char *phase_name(uint32_t phase)
 {
@@ -29,14 +29,17 @@ static bool moves_bytes(uint32_t phase)
 int64_t hang_limit_ns(const struct hang_watch *h, int64_t min_ms, int64_t max_ms)
 {
     int64_t limit;
+    double each = h->training_ns;
+    if (h->seen.phase == BOOST__RANK_UPDATE__PHASE__EVALUATING && h->evaluating_ns > 0)
+        each = h->evaluating_ns;
     if (moves_bytes(h->seen.phase))
         limit = BYTES_MS * NS_PER_MS;
     else if (!computes(h->seen.phase))
         return 0;
-    else if (h->smoothed_ns <= 0 || FACTOR * h->smoothed_ns > (double)max_ms * (double)NS_PER_MS)
+    else if (each <= 0 || FACTOR * each > (double)max_ms * (double)NS_PER_MS)
         limit = max_ms * NS_PER_MS;
     else
-        limit = (int64_t)(FACTOR * h->smoothed_ns);
+        limit = (int64_t)(FACTOR * each);
     limit = limit < min_ms * NS_PER_MS ? min_ms * NS_PER_MS : limit;
     return limit > max_ms * NS_PER_MS ? max_ms * NS_PER_MS : limit;
 }
@@ -44,11 +47,12 @@ int64_t hang_limit_ns(const struct hang_watch *h, int64_t min_ms, int64_t max_ms
 static void time_micro_batches(struct hang_watch *h, const struct rank_status *page, int64_t now_ns)
 {
     uint64_t done = page->progress - h->seen.progress;
+    double *mean = page->phase == BOOST__RANK_UPDATE__PHASE__EVALUATING ? &h->evaluating_ns : &h->training_ns;
     if (!done)
         return;
     if (h->micro_ns) {
         double each = (double)(now_ns - h->micro_ns) / (double)done;
-        h->smoothed_ns += (each - h->smoothed_ns) * (h->smoothed_ns > 0 ? smoothing : 1);
+        *mean += (each - *mean) * (*mean > 0 ? smoothing : 1);
     }
     h->micro_ns = now_ns;
 }

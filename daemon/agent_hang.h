@@ -1,9 +1,11 @@
 /* Which rank hangs: pure, so that it can be tested with made-up times.
  *
  * While TRAINING or EVALUATING a rank hangs when nothing of its status page has moved for
- * clamp(5 x smoothed micro-batch time, hang_min, hang_max) (hang_max until the first
- * micro-batch was timed); while LOADING or SAVING when no byte has for 60 s, kept within
- * the same bounds. Other phases have limits of their own in the controller. */
+ * clamp(5 x smoothed time of the page's progress, hang_min, hang_max) (hang_max until the first was
+ * timed). Progress is a micro-batch, or on a GPU, where one tells nothing before the device is done, a step of
+ * training: so the two phases have a time each, and while evaluation has none yet training's counts. While LOADING or
+ * SAVING when no byte has for 60 s, kept within the same bounds. Other phases have limits of their own in the
+ * controller. */
 #ifndef BOOST_DAEMON_AGENT_HANG_H
 #define BOOST_DAEMON_AGENT_HANG_H
 

@@ -41,7 +41,7 @@ enum {
 struct rank_status {
     uint32_t magic;
     uint32_t phase;    /* Boost__RankUpdate__Phase */
-    uint64_t progress; /* micro-batches done, eval ones too; any forward move counts */
+    uint64_t progress; /* micro-batches done (in training on a GPU: steps), eval ones too; any forward move counts */
     uint64_t bytes;    /* of loading or checkpoint writing, cumulative               */
     int64_t step;      /* steps done                                                 */
     uint64_t collective_seq;

@@ -53,8 +53,8 @@ struct step_result {
     bool stop, checkpoint, busy; /* agreed by all ranks */
 };
 /* Forward and backward of plan->accumulation micro-batches, agreement, update. `progress` (may be
- * NULL) is called after each micro-batch; in a pipeline after its forward and after its backward; in a captured step
- * once its micro-batches and once its update are launched. The micro-batches are copied before anything is enqueued. */
+ * NULL) is called after each micro-batch; in a pipeline after its forward and after its backward; where the backend
+ * computes later, once the step is done. The micro-batches are copied before anything is enqueued. */
 MUST_USE int engine_step(struct engine *e, const struct micro_batch *micro, const struct step_request *request,
                          struct step_result *result, void (*progress)(void *arg), void *arg, struct error *err);
 

@@ -58,8 +58,6 @@ int sequence_run(struct engine *e, struct sequence *s, struct error *err)
         world->note(world->note_arg, s->what);
     e->k->graph_launch(e->ks, s->graph);
     add_counters(&e->comms->counters, &s->counters, 1);
-    if (e->progress)
-        e->progress(e->progress_arg);
     return ERR_OK;
 }
 

@@ -108,6 +108,12 @@ static void tell(struct engine *e, struct work w, int64_t n)
     e->watch(e->watch_arg, text);
 }
 
+/* What is enqueued has not run: a micro-batch tells nothing of how far the device is. */
+static bool computes_later(const struct engine *e)
+{
+    return e->k->stream_beside != NULL;
+}
+
 /* Forward and backward of n micro-batches in the order of the pipeline; their gradients, summed over the replicas. */
 static int micro_batches(struct engine *e, int64_t n, double *sum, struct error *err)
 {
@@ -128,7 +134,7 @@ static int micro_batches(struct engine *e, int64_t n, double *sum, struct error 
         if (rc)
             return rc;
         /* In a pipeline the backward of a micro-batch may be long after its forward. */
-        if (e->progress && !e->capturing &&
+        if (e->progress && !computes_later(e) &&
             (next.kind == WORK_BACKWARD || (next.kind == WORK_FORWARD && e->plan->pp > 1)))
             e->progress(e->progress_arg);
         done = next;
@@ -243,6 +249,8 @@ int engine_step(struct engine *e, const struct micro_batch *micro, const struct 
         rc = sequence_run(e, &e->updating, err);
     if (!rc)
         rc = close_step(e, result, err);
+    if (!rc && progress && computes_later(e))
+        progress(arg);
     e->progress = NULL;
     return rc;
 }

@@ -121,6 +121,42 @@ static void test_phases_are_not_mixed(void **state)
     assert_int_equal(hang_limit_ns(&watch, MIN_MS, MAX_MS), 30 * NS_PER_S);
 }
 
+/* A GPU tells of whole steps, and of micro-batches where it evaluates: the short ones must not make a step a hang. */
+static void test_steps_and_short_evaluations(void **state)
+{
+    (void)state;
+    train(3, 50);
+    page.phase = BOOST__RANK_UPDATE__PHASE__EVALUATING;
+    assert_false(look_after(1));
+    assert_in_range(hang_limit_ns(&watch, MIN_MS, MAX_MS), 249 * NS_PER_S, 251 * NS_PER_S); /* no sample of its own */
+    for (int i = 0; i < 50; i++) {
+        page.progress++;
+        assert_false(look_after(1));
+    }
+    assert_int_equal(hang_limit_ns(&watch, MIN_MS, MAX_MS), 30 * NS_PER_S);
+    page.phase = BOOST__RANK_UPDATE__PHASE__TRAINING;
+    assert_false(look_after(1));
+    assert_false(look_after(50));
+    assert_false(look_after(190));
+    assert_true(look_after(20));
+}
+
+/* An evaluation in front of the first step says nothing of how long one takes. */
+static void test_evaluation_comes_first(void **state)
+{
+    (void)state;
+    page.phase = BOOST__RANK_UPDATE__PHASE__EVALUATING;
+    look_after(0);
+    for (int i = 0; i < 10; i++) {
+        page.progress++;
+        look_after(1);
+    }
+    page.phase = BOOST__RANK_UPDATE__PHASE__TRAINING;
+    look_after(1);
+    assert_false(look_after(599));
+    assert_true(look_after(2));
+}
+
 static void test_bytes(void **state)
 {
     (void)state;
@@ -181,6 +217,8 @@ int main(void)
         TEST(test_several_micro_batches_between_looks),
         TEST(test_any_movement_counts),
         TEST(test_phases_are_not_mixed),
+        TEST(test_steps_and_short_evaluations),
+        TEST(test_evaluation_comes_first),
         TEST(test_bytes),
         TEST(test_phases_with_limits_elsewhere),
         TEST(test_a_machine_that_stood_still),
