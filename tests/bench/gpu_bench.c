@@ -9,227 +9,22 @@
  * Options: --name NAME of the result, --warm and --seconds SECONDS (2 and 5), --plain (nothing is captured), --cpu
  * (tries the program out: emulated bf16, figures of no meaning). Standard output: one JSON object a line with name,
  * value, unit and what belongs to it. */
+#include <ftw.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "proto/base/clock.h"
-#include "tests/bench/support/bench_job.h"
-#include "tests/bench/support/device_log.h"
+#include "tests/bench/support/bench_run.h"
 #include "tests/bench/support/null_comms.h"
 #include "tests/bench/support/trace.h"
-#include "worker/cuda.h"
+#include "worker/checkpoint.h"
 
-/* Steps go round a few batches; the deep model's layers less the shallow one's. */
-enum { BATCHES = 2, SHALLOW = 2, DEEP = 6, TRACED = 5, MOST_STEPS = 1 << 16 };
-
-struct options {
-    const char *mode, *name;
-    double warm, seconds;
-    bool cpu, plain;
-    struct bench_job job;
-};
-
-/* ---- what is computed with ---- */
-
-/* The backend's table with its allocations counted, and for layers without an update. */
-static struct kernels table;
-static const struct kernels *backend;
-static int64_t arena_bytes; /* of the latest engine: its largest allocation */
-
-static void *counted_alloc(size_t bytes, struct error *err)
-{
-    if ((int64_t)bytes > arena_bytes)
-        arena_bytes = (int64_t)bytes;
-    return backend->alloc(bytes, err);
-}
-static void no_squares(struct kstream *ks, int64_t n, const void *grad, double *acc)
-{
-    (void)ks, (void)n, (void)grad, (void)acc;
-}
-static void no_adamw(struct kstream *ks, int64_t n, const struct adamw *hyper, const struct step_block *block,
-                     const void *grad, void *m, void *v, void *master, void *weight)
-{
-    (void)ks, (void)n, (void)hyper, (void)block, (void)grad, (void)m, (void)v, (void)master, (void)weight;
-}
-
-struct device {
-    const struct cuda_library *cuda; /* NULL: the CPU */
-    struct local_world *world;
-    struct comms alone; /* of a layout of one rank */
-};
-
-static int open_device(struct device *d, const struct options *o, struct error *err)
-{
-    static const struct comm_layout one = {.tp = 1, .dp = 1, .pp = 1};
-    int rc;
-    if (o->cpu) {
-        backend = kernels_cpu_bf16();
-        rc = local_world_create(&one, &d->world, err);
-        if (!rc)
-            rc = local_comms_join(d->world, 0, &d->alone, err);
-    } else {
-        rc = cuda_library_open(&d->cuda, err);
-        if (!rc) {
-            backend = d->cuda->kernels();
-            rc = d->cuda->comms_create(0, &one, NULL, NULL, 0, NULL, &d->alone, err);
-        }
-    }
-    if (rc)
-        return rc;
-    table = *backend;
-    table.alloc = counted_alloc;
-    if (!strcmp(o->mode, "layer")) {
-        table.grad_squares = no_squares;
-        table.adamw = no_adamw;
-    }
-    return ERR_OK;
-}
-
-static void close_device(struct device *d)
-{
-    comms_destroy(&d->alone);
-    local_world_destroy(d->world);
-}
-
-/* A stream that comes and goes: what the context itself takes is not counted as the engine's. */
-static int free_before(const struct options *o, int64_t *bytes, struct error *err)
-{
-    struct kstream *ks;
-    *bytes = 0;
-    int rc = backend->stream_create(1, &ks, err);
-    if (rc)
-        return rc;
-    rc = o->cpu ? ERR_OK : device_free_bytes(bytes, err);
-    backend->stream_destroy(ks);
-    return rc;
-}
-
-/* ---- a model at work ---- */
-
-struct model {
-    struct plan plan;
-    struct comms *comms, null; /* null: those of a rank without the others */
-    struct engine *engine;
-    struct micro_batch *micro;
-    int32_t *tokens;
-    int64_t step, arena;
-    double loss;
-    double *ms; /* [MOST_STEPS] of the steps measured */
-    int64_t measured;
-};
-
-static int train_step(struct model *m, double *ms, struct error *err)
-{
-    struct step_request request = {.lr = 1e-4};
-    struct step_result result;
-    int64_t start = clock_mono_ns();
-    int rc = engine_step(m->engine, m->micro + m->step++ % BATCHES * m->plan.accumulation, &request, &result, NULL,
-                         NULL, err);
-    *ms = (double)(clock_mono_ns() - start) / (double)NS_PER_MS;
-    if (rc)
-        return rc;
-    m->loss = result.loss;
-    if (!isfinite(result.loss) || result.skipped)
-        return error_set(err, ERR_INTERNAL, "step %" PRId64 " has loss %g%s", m->step, result.loss,
-                         result.skipped ? " and was skipped" : "");
-    return ERR_OK;
-}
-
-/* Comms and plan are there. The first step runs plainly and the second is captured, so three are done here. */
-static int start_model(struct model *m, const struct options *o, struct error *err)
-{
-    double unused;
-    arena_bytes = 0;
-    m->ms = calloc(MOST_STEPS, sizeof *m->ms);
-    if (!m->ms)
-        return error_set(err, ERR_NOMEM, "no memory for the times");
-    int rc = engine_create(&m->plan, &table, m->comms, 0, o->cpu ? 2 : 1, &m->engine, err);
-    m->arena = arena_bytes;
-    if (!rc)
-        rc = bench_fill_weights(m->engine, err);
-    if (!rc)
-        rc = bench_tokens(&m->plan, BATCHES, &m->micro, &m->tokens, err);
-    if (!rc)
-        engine_set_capture(m->engine, !o->plain);
-    for (int i = 0; i < 3 && !rc; i++)
-        rc = train_step(m, &unused, err);
-    const char *note = rc ? NULL : engine_note(m->engine);
-    if (note)
-        fprintf(stderr, "gpu_bench: %s\n", note);
-    return rc;
-}
-
-static void stop_model(struct model *m)
-{
-    engine_destroy(m->engine);
-    free(m->micro);
-    free(m->tokens);
-    free(m->ms);
-}
-
-/* Steps for so long, at least one; their times are kept when `measure`. */
-static int run_for(struct model *m, double seconds, bool measure, struct error *err)
-{
-    int64_t start = clock_mono_ns();
-    int rc = ERR_OK;
-    do {
-        double ms;
-        rc = train_step(m, &ms, err);
-        if (!rc && measure && m->measured < MOST_STEPS)
-            m->ms[m->measured++] = ms;
-    } while (!rc && (double)(clock_mono_ns() - start) < seconds * (double)NS_PER_S);
-    return rc;
-}
-
-/* ---- figures ---- */
-
-static int ascending(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-/* Of sorted values. */
-static double quantile(const double *x, int64_t n, double q)
-{
-    return n ? x[(int64_t)(q * (double)(n - 1) + 0.5)] : (double)NAN;
-}
-
-static void put(const char *key, double value)
-{
-    if (isfinite(value))
-        printf(", \"%s\": %.6g", key, value);
-    else
-        printf(", \"%s\": null", key);
-}
-
-static void begin_line(const char *name, double value, const char *unit)
-{
-    printf("{\"name\": \"%s\"", name);
-    put("value", value);
-    printf(", \"unit\": \"%s\"", unit);
-}
-
-static void end_line(const struct options *o, const struct plan *p, const struct device_log *log)
-{
-    static const char *const recompute[] = {
-        [BOOST__RECOMPUTE__VALUE__NONE] = "NONE",
-        [BOOST__RECOMPUTE__VALUE__LOW_RANK] = "LOW_RANK",
-        [BOOST__RECOMPUTE__VALUE__LAYER] = "LAYER",
-    };
-    put("sm_mhz", log->mhz);
-    put("sm_mhz_min", log->mhz_min);
-    put("sm_mhz_max", log->mhz_max);
-    put("watts", log->watts);
-    printf(", \"model\": \"%s\", \"tp\": %d, \"micro_batch\": %" PRId64 ", \"seq_len\": %" PRId64, o->job.model, p->tp,
-           p->micro_batch, p->s);
-    printf(", \"deterministic\": %s, \"captured\": %s, \"recompute\": \"%s\"", p->deterministic ? "true" : "false",
-           !o->plain && table.capture_begin ? "true" : "false", recompute[p->recompute]);
-    printf(", \"backend\": \"%s\"}\n", backend->name);
-    fflush(stdout);
-}
+/* The deep model's layers less the shallow one's; steps of a profile. */
+enum { SHALLOW = 2, DEEP = 6, TRACED = 5 };
 
 /* ---- whole steps ---- */
 
@@ -248,36 +43,33 @@ static int bench_step(const struct options *o, struct device *d, struct error *e
     int64_t before, after = 0;
     int rc = plan_alone(&m, o, err);
     if (!rc)
-        rc = free_before(o, &before, err);
+        rc = device_free_before(o, &before, err);
     if (!rc)
-        rc = start_model(&m, o, err);
+        rc = model_start(&m, o, err);
     if (!rc)
-        rc = run_for(&m, o->warm, false, err);
+        rc = model_run_for(&m, o->warm, false, err);
     device_log_begin(&log);
     if (!rc)
-        rc = run_for(&m, o->seconds, true, err);
+        rc = model_run_for(&m, o->seconds, true, err);
     device_log_end(&log);
     if (!rc && !o->cpu)
         rc = device_free_bytes(&after, err);
     if (!rc) {
-        double sum = 0, tokens = (double)(m.plan.T * m.plan.accumulation);
-        for (int64_t i = 0; i < m.measured; i++)
-            sum += m.ms[i];
-        qsort(m.ms, (size_t)m.measured, sizeof *m.ms, ascending);
-        double median = quantile(m.ms, m.measured, 0.5);
-        begin_line(o->name, tokens / median * 1e3, "tokens/s");
-        put("step_ms", median);
-        put("step_ms_mean", sum / (double)m.measured);
-        put("step_ms_p95", quantile(m.ms, m.measured, 0.95));
-        put("us_per_token", median * 1e3 / tokens);
-        put("steps", (double)m.measured);
-        put("arena_gib", (double)m.arena / (1 << 30));
-        put("peak_gib", (double)(o->cpu ? m.arena : before - after) / (1 << 30));
-        put("parameters", (double)plan_parameters(&m.plan));
-        put("loss", m.loss);
-        end_line(o, &m.plan, &log);
+        double tokens = (double)(m.plan.T * m.plan.accumulation);
+        double median = model_quantile(&m, 0.5);
+        line_begin(o->name, tokens / median * 1e3, "tokens/s");
+        line_put("step_ms", median);
+        line_put("step_ms_mean", model_mean(&m));
+        line_put("step_ms_p95", model_quantile(&m, 0.95));
+        line_put("us_per_token", median * 1e3 / tokens);
+        line_put("steps", (double)m.measured);
+        line_put("arena_gib", (double)m.arena / (1 << 30));
+        line_put("peak_gib", (double)(o->cpu ? m.arena : before - after) / (1 << 30));
+        line_put("parameters", (double)plan_parameters(&m.plan));
+        line_put("loss", m.loss);
+        line_end(o, &m.plan, &log);
     }
-    stop_model(&m);
+    model_stop(&m);
     return rc;
 }
 
@@ -296,48 +88,46 @@ static int start_layers(struct model *m, const struct options *o, const struct d
         return rc;
     null_comms(&m->plan, 0, d->alone.world.backend->copy, &m->null);
     m->comms = &m->null;
-    return start_model(m, o, err);
+    return model_start(m, o, err);
 }
 
-/* Both models in turn, so that they run at the same clock; the median of the differences. */
+/* Both models in turn, so that they run at the same clock; the difference of the medians. */
 static int bench_layer(const struct options *o, struct device *d, struct error *err)
 {
     struct model shallow = {.measured = 0}, deep = {.measured = 0};
     struct device_log log;
     int64_t before, start = 0;
-    int rc = free_before(o, &before, err);
+    int rc = device_free_before(o, &before, err);
     if (!rc)
         rc = start_layers(&shallow, o, d, SHALLOW, err);
     if (!rc)
         rc = start_layers(&deep, o, d, DEEP, err);
     if (!rc)
-        rc = run_for(&deep, o->warm, false, err);
+        rc = model_run_for(&deep, o->warm, false, err);
     device_log_begin(&log);
     start = clock_mono_ns();
     while (!rc && (double)(clock_mono_ns() - start) < o->seconds * (double)NS_PER_S) {
-        rc = run_for(&deep, 0.4, true, err);
+        rc = model_run_for(&deep, 0.4, true, err);
         if (!rc)
-            rc = run_for(&shallow, 0.2, true, err);
+            rc = model_run_for(&shallow, 0.2, true, err);
     }
     device_log_end(&log);
     if (!rc) {
-        qsort(deep.ms, (size_t)deep.measured, sizeof *deep.ms, ascending);
-        qsort(shallow.ms, (size_t)shallow.measured, sizeof *shallow.ms, ascending);
-        double long_ms = quantile(deep.ms, deep.measured, 0.5), short_ms = quantile(shallow.ms, shallow.measured, 0.5);
-        begin_line(o->name, (long_ms - short_ms) / (DEEP - SHALLOW), "ms/layer");
+        double long_ms = model_quantile(&deep, 0.5), short_ms = model_quantile(&shallow, 0.5);
+        line_begin(o->name, (long_ms - short_ms) / (DEEP - SHALLOW), "ms/layer");
         printf(", \"collectives\": \"NULL\"");
-        put("ms_deep", long_ms);
-        put("ms_shallow", short_ms);
-        put("ms_deep_p95", quantile(deep.ms, deep.measured, 0.95));
-        put("layers_deep", DEEP);
-        put("layers_shallow", SHALLOW);
-        put("steps", (double)(deep.measured + shallow.measured));
-        put("arena_mib_layer", (double)(deep.arena - shallow.arena) / (DEEP - SHALLOW) / (1 << 20));
-        put("loss", deep.loss);
-        end_line(o, &deep.plan, &log);
+        line_put("ms_deep", long_ms);
+        line_put("ms_shallow", short_ms);
+        line_put("ms_deep_p95", model_quantile(&deep, 0.95));
+        line_put("layers_deep", DEEP);
+        line_put("layers_shallow", SHALLOW);
+        line_put("steps", (double)(deep.measured + shallow.measured));
+        line_put("arena_mib_layer", (double)(deep.arena - shallow.arena) / (DEEP - SHALLOW) / (1 << 20));
+        line_put("loss", deep.loss);
+        line_end(o, &deep.plan, &log);
     }
-    stop_model(&deep);
-    stop_model(&shallow);
+    model_stop(&deep);
+    model_stop(&shallow);
     return rc;
 }
 
@@ -350,21 +140,21 @@ static void print_profile(const struct options *o, const struct model *m, const 
     fprintf(stderr, "%9.3f ms/step from the first start to the last end, %.3f of them idle, %.1f launches\n", span,
             s->idle_ms, s->launches);
     fprintf(stderr, "%9.3f ms/step by the host while traced, %.3f untraced\n", traced, plain);
-    begin_line(o->name, 100 * s->idle_ms / span, "%");
+    line_begin(o->name, 100 * s->idle_ms / span, "%");
     for (int i = 0; i < SHARE_COUNT; i++) {
         char key[32];
         snprintf(key, sizeof key, "%s_pct", trace_share_names[i]);
-        put(key, 100 * s->share_ms[i] / span);
+        line_put(key, 100 * s->share_ms[i] / span);
         snprintf(key, sizeof key, "%s_ms", trace_share_names[i]);
-        put(key, s->share_ms[i]);
+        line_put(key, s->share_ms[i]);
         fprintf(stderr, "%9.3f ms/step %6.2f %%  %s\n", s->share_ms[i], 100 * s->share_ms[i] / span,
                 trace_share_names[i]);
     }
-    put("busy_ms", s->busy_ms);
-    put("step_ms_traced", traced);
-    put("step_ms", plain);
-    put("launches", s->launches);
-    end_line(o, &m->plan, log);
+    line_put("busy_ms", s->busy_ms);
+    line_put("step_ms_traced", traced);
+    line_put("step_ms", plain);
+    line_put("launches", s->launches);
+    line_end(o, &m->plan, log);
 }
 
 static int bench_profile(const struct options *o, struct device *d, struct error *err)
@@ -376,14 +166,14 @@ static int bench_profile(const struct options *o, struct device *d, struct error
     double ms, traced = 0;
     int rc = plan_alone(&m, o, err);
     if (!rc)
-        rc = start_model(&m, o, err);
+        rc = model_start(&m, o, err);
     if (!rc)
-        rc = run_for(&m, o->warm, false, err);
+        rc = model_run_for(&m, o->warm, false, err);
     if (!rc)
         rc = trace_begin(err);
     device_log_begin(&log);
     for (int i = 0; i < TRACED && !rc; i++, traced += ms / TRACED)
-        rc = train_step(&m, &ms, err);
+        rc = model_step(&m, &ms, err);
     device_log_end(&log);
     if (!rc)
         rc = trace_end(&trace, err);
@@ -393,14 +183,193 @@ static int bench_profile(const struct options *o, struct device *d, struct error
         rc = trace_summarize(&trace, TRACED, stderr, &summary, err);
     if (!rc) {
         trace_close();
-        rc = run_for(&m, o->seconds / 2, true, err);
+        rc = model_run_for(&m, o->seconds / 2, true, err);
     }
     if (!rc) {
-        qsort(m.ms, (size_t)m.measured, sizeof *m.ms, ascending);
-        print_profile(o, &m, &summary, traced, quantile(m.ms, m.measured, 0.5), &log);
+        print_profile(o, &m, &summary, traced, model_quantile(&m, 0.5), &log);
     }
-    stop_model(&m);
+    model_stop(&m);
     trace_free(&trace);
+    return rc;
+}
+
+/* ---- memory ---- */
+
+static int plan_batch(const struct options *o, int64_t sequences, struct plan *plan, int64_t *bytes, struct error *err)
+{
+    enum { FIELDS_MAX = 32 };
+    char micro[64], global[64], *set[FIELDS_MAX];
+    struct bench_job job = o->job;
+    struct plan_backend b;
+    struct plan_memory m;
+    if (job.n + 2 > FIELDS_MAX)
+        return error_set(err, ERR_INVALID, "more than %d fields", FIELDS_MAX - 2);
+    snprintf(micro, sizeof micro, "parallel.micro_batch=%" PRId64, sequences);
+    snprintf(global, sizeof global, "parallel.global_batch=%" PRId64, sequences);
+    memcpy(set, job.set, (size_t)job.n * sizeof *set);
+    set[job.n++] = micro;
+    set[job.n++] = global;
+    job.set = set;
+    job.cuda = true;
+    int rc = job.tp ? ERR_OK : bench_job_tp(job.model, &job.tp, err);
+    if (!rc)
+        rc = bench_job_plan(&job, plan, err);
+    if (rc)
+        return rc;
+    plan_backend_estimate(plan, &b);
+    plan_memory(plan, &b, &m);
+    *bytes = m.total;
+    return ERR_OK;
+}
+
+/* The most sequences within `room`, 0 if there are none; the plan and the bytes of so many. */
+static int most_sequences(const struct options *o, int64_t room, int64_t *most, struct error *err)
+{
+    int64_t low = 0, high = 1, bytes = 0;
+    struct plan plan;
+    int rc = plan_batch(o, high, &plan, &bytes, err);
+    for (; !rc && bytes <= room && high < 1 << 14; high *= 2, rc = plan_batch(o, high, &plan, &bytes, err))
+        low = high;
+    while (!rc && high - low > 1) {
+        int64_t middle = (low + high) / 2;
+        rc = plan_batch(o, middle, &plan, &bytes, err);
+        if (bytes <= room)
+            low = middle;
+        else
+            high = middle;
+    }
+    *most = low;
+    return rc;
+}
+
+/* Steps with this batch, which the device may have no room for after all. */
+static int try_batch(const struct options *o, const struct device *d, struct model *m, double *ms, struct error *err)
+{
+    m->comms = &m->null;
+    null_comms(&m->plan, 0, d->alone.world.backend->copy, &m->null);
+    int rc = model_start(m, o, err);
+    return rc ? rc : model_step(m, ms, err);
+}
+
+static int bench_fit(const struct options *o, struct device *d, struct error *err)
+{
+    struct model m = {.measured = 0};
+    struct device_log none = {.mhz = NAN, .mhz_min = NAN, .mhz_max = NAN, .watts = NAN};
+    int64_t room = (int64_t)(o->gib * (1 << 30)), most = 0, bytes = 0;
+    double ms = NAN;
+    int rc = room || o->cpu ? ERR_OK : device_free_before(o, &room, err);
+    if (!rc && !o->gib)
+        room -= plan_cuda_reserve();
+    if (!rc)
+        rc = most_sequences(o, room, &most, err);
+    if (!rc && most == 0)
+        rc = error_set(err, ERR_NOMEM, "one sequence is more than %lld MiB", (long long)(room >> 20));
+    if (!rc)
+        rc = plan_batch(o, most, &m.plan, &bytes, err);
+    if (!rc && !o->cpu)
+        rc = try_batch(o, d, &m, &ms, err);
+    if (!rc) {
+        line_begin(o->name, (double)most, "sequences");
+        if (m.plan.tp > 1)
+            printf(", \"collectives\": \"NULL\"");
+        line_put("room_gib", (double)room / (1 << 30));
+        line_put("arena_gib", (double)bytes / (1 << 30));
+        line_put("step_ms", ms);
+        printf(", \"tried\": %s", o->cpu ? "false" : "true");
+        line_end(o, &m.plan, &none);
+    }
+    model_stop(&m);
+    return rc;
+}
+
+/* ---- a checkpoint beside the steps ---- */
+
+struct saving {
+    char dir[PATH_MAX];
+    Boost__AttemptStart start;
+    Boost__JobSpec spec;
+    Boost__Checkpoint checkpoint;
+    struct checkpoint *c;
+};
+
+static int open_saving(struct saving *s, const struct model *m, struct error *err)
+{
+    const char *below = getenv("TMPDIR");
+    boost__attempt_start__init(&s->start);
+    boost__job_spec__init(&s->spec);
+    boost__checkpoint__init(&s->checkpoint);
+    snprintf(s->dir, sizeof s->dir, "%s/gpu-bench.XXXXXX", below && *below ? below : "/tmp");
+    if (!mkdtemp(s->dir))
+        return error_set(err, ERR_IO, "%s cannot be made", s->dir);
+    s->spec.checkpoint = &s->checkpoint;
+    s->start.spec = &s->spec;
+    s->start.run_dir = s->start.checkpoint_dir = s->dir;
+    s->start.attempt = 1;
+    return checkpoint_open(&s->start, &m->plan, m->engine, 0, NULL, &s->c, err);
+}
+
+static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *walk)
+{
+    (void)info, (void)kind, (void)walk;
+    return remove(path);
+}
+
+static void close_saving(struct saving *s)
+{
+    if (s->c)
+        checkpoint_close(s->c);
+    if (s->dir[0])
+        nftw(s->dir, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+/* Steps from the snapshot until it is on disk; the longest, the first with the snapshot's own time. */
+static int save_beside(struct model *m, struct saving *s, double *longest, double *seconds, struct error *err)
+{
+    struct run_position at = {.step = m->step};
+    int64_t start = clock_mono_ns();
+    double ms, snapshot;
+    *longest = 0;
+    int rc = checkpoint_snapshot(s->c, &at, err);
+    snapshot = (double)(clock_mono_ns() - start) / (double)NS_PER_MS;
+    for (int i = 0; !rc && (i < 3 || checkpoint_busy(s->c)); i++, snapshot = 0) {
+        rc = model_step(m, &ms, err);
+        *longest = fmax(*longest, ms + snapshot);
+    }
+    *seconds = (double)(clock_mono_ns() - start) / (double)NS_PER_S;
+    return rc ? rc : checkpoint_wait(s->c, err);
+}
+
+static int bench_stall(const struct options *o, struct device *d, struct error *err)
+{
+    struct model m = {.comms = &d->alone};
+    struct saving s = {.c = NULL};
+    struct device_log log;
+    double longest = 0, seconds = 0;
+    int rc = plan_alone(&m, o, err);
+    if (!rc)
+        rc = model_start(&m, o, err);
+    if (!rc)
+        rc = open_saving(&s, &m, err);
+    if (!rc)
+        rc = model_run_for(&m, o->warm, false, err);
+    device_log_begin(&log);
+    if (!rc)
+        rc = model_run_for(&m, o->seconds / 2, true, err);
+    if (!rc)
+        rc = save_beside(&m, &s, &longest, &seconds, err);
+    device_log_end(&log);
+    if (!rc) {
+        double median = model_quantile(&m, 0.5);
+        line_begin(o->name, longest - median, "ms");
+        line_put("longest_step_ms", longest);
+        line_put("step_ms", median);
+        line_put("step_ms_max", model_quantile(&m, 1));
+        line_put("saving_s", seconds);
+        line_put("shard_mib", (double)checkpoint_bytes(s.c) / (1 << 20));
+        line_end(o, &m.plan, &log);
+    }
+    close_saving(&s);
+    model_stop(&m);
     return rc;
 }
 
@@ -409,7 +378,11 @@ static int bench_profile(const struct options *o, struct device *d, struct error
 static const struct mode {
     const char *name;
     int (*run)(const struct options *o, struct device *d, struct error *err);
-} modes[] = {{"step", bench_step}, {"layer", bench_layer}, {"profile", bench_profile}};
+} modes[] = {{"step", bench_step},
+             {"layer", bench_layer},
+             {"profile", bench_profile},
+             {"fit", bench_fit},
+             {"stall", bench_stall}};
 
 static bool read_options(int argc, char **argv, struct options *o)
 {
@@ -425,6 +398,8 @@ static bool read_options(int argc, char **argv, struct options *o)
             o->name = argv[++i];
         else if (!strcmp(argv[i], "--warm") && value)
             o->warm = strtod(argv[++i], NULL);
+        else if (!strcmp(argv[i], "--gib") && value)
+            o->gib = strtod(argv[++i], NULL);
         else if (!strcmp(argv[i], "--seconds") && value)
             o->seconds = strtod(argv[++i], NULL);
         else
@@ -453,16 +428,16 @@ int main(int argc, char **argv)
             if (!strcmp(modes[i].name, o.mode))
                 mode = &modes[i];
     if (!mode) {
-        fprintf(stderr, "usage: gpu_bench [--name NAME] [--warm S] [--seconds S] [--plain] [--cpu] step|layer|profile "
-                        "SIZE,KIND [FIELD=VALUE...]\n");
+        fprintf(stderr, "usage: gpu_bench [--name NAME] [--warm S] [--seconds S] [--gib GIB] [--plain] [--cpu] "
+                        "step|layer|profile|fit|stall SIZE,KIND [FIELD=VALUE...]\n");
         return 2;
     }
     int rc = mode->run == bench_profile ? trace_open(&err) : ERR_OK;
     if (!rc)
-        rc = open_device(&d, &o, &err);
+        rc = device_open(&d, &o, mode->run == bench_layer, &err);
     if (!rc) {
         rc = mode->run(&o, &d, &err);
-        close_device(&d);
+        device_close(&d);
     }
     if (rc)
         fprintf(stderr, "gpu_bench: %s%s%s%s\n", err.message, err.hint[0] ? " (" : "", err.hint,

@@ -46,6 +46,19 @@ def step_cases():
     out["step_1b_cola_b8_t2048_uncaptured"] = Case("step", "1b,cola", ON, options=("--plain",))
     for name, kind, more in (("cola", "cola", ()), ("cola_nondet", "cola", (NONDET,)), ("full", "full", ())):
         out[f"idle_pct_1b_{name}"] = Case("profile", f"1b,{kind}", ON, *more)
+    out["ckpt_stall_ms_1b"] = Case("stall", "1b,cola", ON)
+    return out
+
+
+def fit_cases():
+    """Largest micro-batches."""
+    out = {}
+    for mode in ("NONE", "LOW_RANK", "LAYER"):
+        for name, model, *fields in (("1b_full", "1b,full", ON), ("1b_cola", "1b,cola", ON), ("7b_tp4_full", "7b,full"),
+                                     ("7b_tp4_vanilla", "7b,cola", "parallel.strategy=VANILLA"),
+                                     ("7b_tp4_btp", "7b,cola")):
+            if mode != "LOW_RANK" or "full" not in name:
+                out[f"fit_{name}_{mode.lower()}"] = Case("fit", model, *fields, f"parallel.recompute={mode}")
     return out
 
 
@@ -71,7 +84,7 @@ def rank_cases():
     return out
 
 
-CASES = {**step_cases(), **rank_cases()}
+CASES = {**step_cases(), **rank_cases(), **fit_cases()}
 
 
 def derived(rows):
@@ -101,7 +114,7 @@ def derived(rows):
 def ours(build, name, case, args):
     """The line that the program prints; its profile beside it."""
     command = [build / "bench" / "gpu_bench", *case.options, "--name", name, "--warm", str(args.warm), "--seconds",
-               str(args.seconds), *(["--cpu"] if args.cpu else []), case.mode,
+               str(args.seconds), *(["--cpu", "--gib", "1"] if args.cpu else []), case.mode,
                "tiny," + case.model.split(",")[1] if args.cpu else case.model,
                *(f for f in case.fields if not (args.cpu and f == NONDET))]
     p = subprocess.run(command, capture_output=True, text=True, timeout=OURS_LIMIT, env=environment())
