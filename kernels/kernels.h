@@ -142,8 +142,8 @@ struct kernels {
     int (*stream_beside)(struct kstream *ks, struct kstream **out, struct error *err);
     /* What is enqueued on ks after await() runs after what `of` had been given when it marked `slot`
      * (0 <= slot < KSTREAM_MARKS); a slot not marked yet is not waited for. A mark made inside a captured sequence
-     * counts as not made outside it, and the other way round: the stream that captures awaits what it needs before. Meanwhile another thread may be in
-     * stream_sync(of). */
+     * counts as not made outside it, and the other way round: the stream that captures awaits what it needs before.
+     * Meanwhile another thread may be in stream_sync(of). */
     void (*mark)(struct kstream *ks, int slot);
     void (*await)(struct kstream *ks, struct kstream *of, int slot);
 
@@ -160,8 +160,8 @@ struct kernels {
     void (*range_end)(void);
 
     /* ---- choices that a backend made by what it found, such as the algorithm of each product; NULL: none ---- */
-    /* Text that a later stream takes back so that it computes the same bits. choices_load: ERR_UNSUPPORTED when they were
-     * made on another device or library version; the stream then makes its own. */
+    /* Text that a later stream takes back so that it computes the same bits. choices_load: ERR_UNSUPPORTED when they
+     * were made on another device or library version; the stream then makes its own. */
     int (*choices_save)(struct kstream *ks, struct buffer *out, struct error *err);
     int (*choices_load)(struct kstream *ks, const char *text, size_t len, struct error *err);
     void (*upload)(struct kstream *ks, void *dst, const void *host, size_t bytes);

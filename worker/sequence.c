@@ -56,7 +56,9 @@ int sequence_run(struct engine *e, struct sequence *s, struct error *err)
         e->watch(e->watch_arg, s->what);
     if (world->note && world->size > 1) /* which of its collectives is waited for nobody can tell */
         world->note(world->note_arg, s->what);
+    engine_range(e, "%s", s->what); /* those of its parts are ranges of the capture only */
     e->k->graph_launch(e->ks, s->graph);
+    engine_range_end(e);
     add_counters(&e->comms->counters, &s->counters, 1);
     return ERR_OK;
 }

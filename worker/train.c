@@ -369,8 +369,8 @@ static int finish(struct run *r, struct error *err)
 static void release(struct run *r, const struct error *why)
 {
     checkpoint_close(r->checkpoint);
-    if (why)
-        comms_abort(r->t->comms, why); /* freeing a device's memory waits for its kernels, which may wait for other ranks */
+    if (why) /* freeing a device's memory waits for its kernels, which may wait for other ranks */
+        comms_abort(r->t->comms, why);
     if (r->engine)
         engine_destroy(r->engine);
     data_close(&r->data);

@@ -70,8 +70,8 @@ struct comm_backend {
     const char *name;
     int (*all_reduce)(struct comm *c, struct kstream *ks, const struct comm_segment *segments, int n, enum comm_op op,
                       struct error *err);
-    /* data is [size][chunk] of dtype; out gets the sum of chunk number `rank`, in whose place it may lie. The rest of data
-     * is undefined afterwards. */
+    /* data is [size][chunk] of dtype; out gets the sum of chunk number `rank`, in whose place it may lie. The rest of
+     * data is undefined afterwards. */
     int (*reduce_scatter)(struct comm *c, struct kstream *ks, void *data, void *out, int64_t chunk, enum dtype dtype,
                           struct error *err);
     /* out [size][chunk] from each rank's in [chunk]. */
@@ -125,7 +125,8 @@ struct comms {
     struct comm_counters counters; /* an entry is one group's, so written by one thread at a time */
     double seconds[GROUP_COUNT];
 };
-/* In collectives so far, those under the rank's computation too; NaN where the host cannot tell. While none is under way. */
+/* In collectives so far, those under the rank's computation too; NaN where the host cannot tell. While none is under
+ * way. */
 double comms_seconds(const struct comms *c);
 struct comm *comms_group(struct comms *c, enum comm_group g);
 void comms_set_pass(struct comms *c, enum comm_pass pass);
@@ -133,6 +134,7 @@ void comms_set_note(struct comms *c, void (*note)(void *arg, const char *what), 
 /* For a rank that fails because of `why`, before it frees what its calls work on: ends the calls under way, which may
  * wait for other ranks for ever. Only comms_destroy() may follow. */
 void comms_abort(struct comms *c, const struct error *why);
+void comms_destroy(struct comms *c);
 
 /* ---- LOCAL: worker/comm/local.c ---- */
 struct local_world; /* shared by the ranks of one process */
@@ -157,22 +159,21 @@ MUST_USE int gloo_comms_create(int rank, const struct comm_layout *layout, const
 /* ---- NCCL: worker/comm/nccl.c, in the CUDA library ---- */
 /* How the groups of a rank speak to it. */
 struct comms_watch {
-    /* Another rank or the connection to it is lost (why->code), seen by a thread that watches while the rank waits for its
-     * device: that wait may never end, so this has to end the process. Called at most once. */
+    /* Another rank or the connection to it is lost (why->code), seen by a thread that watches while the rank waits for
+     * its device: that wait may never end, so this has to end the process. Called at most once. */
     void (*lost)(void *arg, const struct error *why);
     /* A line for the rank's log. The thread of nccl_comms_create() or comms_destroy(). */
     void (*say)(void *arg, const char *line);
     void *arg;
 };
-/* On the process's first visible device; a process has one rank. Every operation takes the kstream of the CUDA kernels and
- * may be captured. bind_address and rv serve as for Gloo (both unused when the layout has one rank). Ends by connect_timeout_ms
- * whatever the others do. Ranks that share a device are connected as if each were on a host of its own, by variables
- * set in this process's environment: correct, never fast. ERR_DEVICE: the device, the driver, NCCL's own trouble.
- * comms_destroy() in order says so to the other ranks, after comms_abort() it does not; both end by a deadline. */
+/* On the process's first visible device; a process has one rank. Every operation takes the kstream of the CUDA kernels
+ * and may be captured. bind_address and rv serve as for Gloo (both unused when the layout has one rank). Ends by
+ * connect_timeout_ms whatever the others do. Ranks that share a device are connected as if each were on a host of its
+ * own, by variables set in this process's environment: correct, never fast. ERR_DEVICE: the device, the driver, NCCL's
+ * own trouble. comms_destroy() in order says so to the other ranks, after comms_abort() it does not; both end by a
+ * deadline. */
 MUST_USE int nccl_comms_create(int rank, const struct comm_layout *layout, const char *bind_address,
                                const struct rendezvous *rv, int connect_timeout_ms, const struct comms_watch *watch,
                                struct comms *out, struct error *err);
-
-void comms_destroy(struct comms *c);
 
 #endif

@@ -26,7 +26,6 @@ extern "C" {
 #include <chrono>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -107,7 +106,6 @@ class GroupStore : public gloo::rendezvous::Store
 /* What the groups of one rank share. */
 struct Rank {
     struct peers *peers = nullptr;
-    std::mutex blame; /* groups may fail at the same time, each in a thread of its own */
     milliseconds op_timeout;
     ~Rank()
     {
@@ -170,11 +168,7 @@ const Reduction reductions[2][DTYPE_COUNT] = {
 int explain(Group &g, const char *text, bool timed_out, struct error *err)
 {
     g.dead = true;
-    int lost;
-    {
-        std::lock_guard<std::mutex> one(g.rank->blame);
-        lost = peers_blame(g.rank->peers, timed_out ? 0 : BLAME_WAIT_MS);
-    }
+    int lost = peers_blame(g.rank->peers, timed_out ? 0 : BLAME_WAIT_MS);
     g.context->closeConnections(); /* who waits for us shall wait no longer */
     if (lost >= 0) {
         error_set(err, ERR_PEER_LOST, "lost rank %d", lost);

@@ -22,7 +22,7 @@ MUST_USE int peers_connect(int rank, int world, const char *bind_address, const 
 void peers_close(struct peers *p);
 
 /* The rank whose end came first as far as is known here, waiting at most wait_ms for the news; -1 when
- * all are there or left in order. The others are told. Blocking; any thread, one after the other. */
+ * all are there or left in order. The others are told. Blocking; any thread, calls wait for each other. */
 int peers_blame(struct peers *p, int wait_ms);
 /* Tells the others that this rank needs nobody any more and that its end is no loss. */
 void peers_leave(struct peers *p);

@@ -109,8 +109,8 @@ void plan_widths(const struct plan *p, struct plan_widths *out);
 /* Rows of the first of two slices, whole sequences where there is more than one; all rows without overlap. */
 enum { PLAN_SLICES = 2 };
 int64_t plan_first_slice(const struct plan *p);
-/* Rows of the micro-batch whose logits are kept at a time, a divisor of T: all of them unless head_bytes bounds them. The
- * head and its loss go through the micro-batch in T / rows chunks. */
+/* Rows of the micro-batch whose logits are kept at a time, a divisor of T: all of them unless head_bytes bounds them.
+ * The head and its loss go through the micro-batch in T / rows chunks. */
 int64_t plan_head_rows(const struct plan *p);
 /* The dense layer that a projection stands for, uncut: [out, in]. */
 int64_t plan_in_width(const struct plan *p, enum plan_projection projection);

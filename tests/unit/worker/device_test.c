@@ -769,6 +769,10 @@ static void ranges_are_closed(void **state)
     alone_open(&a, &k);
     alone_steps(&a, 1, 1);
     assert_int_equal(ranges, 2 * a.c.L + 2); /* blocks each way, the head, the update */
+    alone_steps(&a, 2, 1); /* captured, then launched */
+    ranges = 0;
+    alone_steps(&a, 3, 1);
+    assert_int_equal(ranges, 2); /* each sequence */
     assert_true(depth == 0 && deepest == 1);
     alone_close(&a);
 }
