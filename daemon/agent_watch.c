@@ -153,17 +153,27 @@ static int write_lost_ends(struct agent_attempt *a, struct error *err)
     return rc ? rc : fs_write_durable(path, "lost\n", 5, 0644, err);
 }
 
+static bool run_dir_gone(const struct agent_attempt *a)
+{
+    struct stat st;
+    return lstat(a->run_dir, &st) < 0 && errno == ENOENT;
+}
+
 static void take_over_from_lost_keeper(struct agent_attempt *a)
 {
     struct error err;
     if (!a->note[0]) {
-        snprintf(a->note, sizeof a->note, "boost-keeper (pid %ld) was lost; its ranks were killed",
-                 (long)a->keeper.pid);
+        if (run_dir_gone(a))
+            snprintf(a->note, sizeof a->note, "its run directory was removed; its ranks were killed");
+        else
+            snprintf(a->note, sizeof a->note, "boost-keeper (pid %ld) was lost; its ranks were killed",
+                     (long)a->keeper.pid);
         log_line(LOG_ERROR, "%s: %s", a->run_dir, a->note);
     }
     if (sweep(a)) /* the clock looks again: one that cannot die must not keep this node busy with looking */
         return;
-    if (write_lost_ends(a, &err)) {
+    /* A directory that was removed is made anew for the ends alone. */
+    if (fs_make_dirs(a->run_dir, 0700, &err) || write_lost_ends(a, &err)) {
         log_error(LOG_ERROR, &err, "%s: not over yet", a->run_dir);
         return;
     }
@@ -198,6 +208,8 @@ static void look_after_keeper(struct agent_attempt *a)
 {
     if (ended_on_disk(a))
         set_ended(a);
+    else if (!a->has_keeper && run_dir_gone(a)) /* and who the keeper was is gone with it */
+        take_over_from_lost_keeper(a);
     else if (!a->has_keeper)
         look_without_keeper(a);
     else if (!procid_alive(&a->keeper) && ended_on_disk(a)) /* it ended just between the two looks */

@@ -197,11 +197,11 @@ static void mark_ended(struct keeper *k, struct keeper_rank *r, int status)
 {
     r->ended = true;
     r->end = (struct rank_exit){.rank = r->rank,
-                               .seq = ++k->seq,
-                               .wall_ns = clock_wall_ns(),
-                               .status = status,
-                               .killed_by_us = k->killing,
-                               .error = r->error[0] ? r->error : NULL};
+                                .seq = ++k->seq,
+                                .wall_ns = clock_wall_ns(),
+                                .status = status,
+                                .killed_by_us = k->killing,
+                                .error = r->error[0] ? r->error : NULL};
 }
 
 static void start_rank(struct keeper *k, size_t i)
@@ -412,15 +412,32 @@ static void wait_events(struct keeper *k, int timeout_ms)
     }
 }
 
-/* Until every rank has ended, no process is left and every end is on disk. */
+/* Removed or moved away, by its owner or by an agent that could not read it: no end can be told any more, and the next
+ * agent would know nothing of what runs here and give its devices to another attempt. */
+static bool run_dir_lost(const struct keeper *k)
+{
+    char path[PATH_MAX];
+    struct stat held, there;
+    if (fs_join(path, sizeof path, NULL, k->run_dir, "keeper.lock") || fstat(k->lock_fd, &held) < 0)
+        return false;
+    if (stat(path, &there) < 0)
+        return errno == ENOENT || errno == ENOTDIR;
+    return there.st_dev != held.st_dev || there.st_ino != held.st_ino;
+}
+
+/* Until every rank has ended, no process is left and every end is on disk, or there is no place for that. */
 static void run_loop(struct keeper *k)
 {
     for (;;) {
         take_signals(k);
-        bool children = reap(k);
-        record_ends(k);
+        bool children = reap(k), lost = run_dir_lost(k);
+        if (lost && !k->killing)
+            log_line(LOG_ERROR, "the run directory is gone: killing every process of the attempt");
+        k->killing = k->killing || lost;
+        if (!lost)
+            record_ends(k);
         bool over = all_ended(k);
-        if (over && !children && !cgroup_populated(&k->cgroup) && all_recorded(k))
+        if (over && !children && !cgroup_populated(&k->cgroup) && (all_recorded(k) || lost))
             return;
         look_for_stop(k);
         bool kill_now = k->killing || (over && (children || cgroup_populated(&k->cgroup)));

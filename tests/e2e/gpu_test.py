@@ -2,9 +2,9 @@
 # time limit: 180 s
 """GPUs from submit to the rank's process, with a fake NVML of four GPUs and no NVIDIA driver: who gets which, over the
 agent's and the controller's end; what is unsound is passed over; a rank that finds no device says so."""
-import ctypes, json, os, subprocess
+import ctypes, json, os, shutil, subprocess
 
-from harness import BIN, Cluster, Process, Skip, run, tiny_job, wait_until
+from harness import BIN, Cluster, Process, Skip, alive, run, tiny_job, wait_until
 
 FAKES = BIN.parent / "tests" / "fakes"
 ON_CUDA = ("--set", "resources.device=CUDA")
@@ -126,6 +126,18 @@ def test_jobs_get_different_gpus_and_keep_them():
         c.ok("cancel", "--now", "-y", first)
         c.wait_state(first, "CANCELLED")
         assert c.sees(third, 0)[0] == "GPU-fake-0"
+
+
+def test_an_attempt_whose_directory_is_removed_gives_its_gpus_back():
+    with Sleeping() as c:
+        job = c.submit(tiny_job(c, tp=4), *ON_CUDA)
+        c.sees(job, 3)
+        pids = c.rank_pids(job, 1)
+        assert len(pids) == 4, pids
+        shutil.rmtree(c.run_dir(job, 1))
+        wait_until(lambda: len(c.rank_pids(job, 2)) == 4, 20, "the next attempt has all four")
+        assert not any(alive(p) for p in pids.values()), pids
+        wait_until(lambda: c.users() == {g: (job, g) for g in range(4)}, 10, "the node shows who has what")
 
 
 def test_unsound_and_taken_devices_are_passed_over():

@@ -420,6 +420,40 @@ static void test_sigterm_kills_everything(void **state)
     assert_false(escaped_alive(f));
 }
 
+/* Without its directory nobody can be told of it, so nothing may go on, and the keeper does not wait for ever. */
+static void lost_directory_kills_everything(struct fixture *f, bool moved)
+{
+    char path[PATH_MAX], away[PATH_MAX + 8];
+    struct procid escaped;
+    int status = -1;
+    start_keeper(f, "escape", 2, false);
+    assert_true(await_file(f, "escaped.id", WAIT_MS));
+    assert_true(await_file(f, "rank-1.pid", WAIT_MS));
+    path_of(f, "escaped.id", path);
+    assert_int_equal(procid_load(path, &escaped, NULL), 0);
+    assert_true(procid_alive(&escaped));
+    snprintf(away, sizeof away, "%s.away", f->dir);
+    assert_int_equal(rename(f->dir, away), 0);
+    if (!moved)
+        assert_int_equal(fs_remove_tree(away, NULL), 0);
+    assert_int_equal(waitpid(f->keeper, &status, 0), f->keeper);
+    f->keeper = 0;
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) != 0);
+    assert_false(procid_alive(&escaped));
+    if (moved)
+        assert_int_equal(fs_remove_tree(away, NULL), 0);
+}
+
+static void test_moved_directory(void **state)
+{
+    lost_directory_kills_everything(*state, true);
+}
+
+static void test_removed_directory(void **state)
+{
+    lost_directory_kills_everything(*state, false);
+}
+
 static void test_leftovers_die_with_the_last_rank(void **state)
 {
     struct fixture *f = *state;
@@ -766,6 +800,8 @@ int main(int argc, char **argv)
         TEST(test_stop_as_subreaper),
         TEST(test_stop_with_cgroup),
         TEST(test_sigterm_kills_everything),
+        TEST(test_moved_directory),
+        TEST(test_removed_directory),
         TEST(test_leftovers_die_with_the_last_rank),
         TEST(test_record_does_not_wait_for_the_pipe),
         TEST(test_stop_before_start),
