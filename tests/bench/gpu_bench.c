@@ -20,6 +20,7 @@
 #include "proto/base/clock.h"
 #include "tests/bench/support/bench_run.h"
 #include "tests/bench/support/null_comms.h"
+#include "tests/bench/support/op_times.h"
 #include "tests/bench/support/trace.h"
 #include "worker/checkpoint.h"
 
@@ -185,11 +186,56 @@ static int bench_profile(const struct options *o, struct device *d, struct error
         trace_close();
         rc = model_run_for(&m, o->seconds / 2, true, err);
     }
-    if (!rc) {
+    if (!rc)
         print_profile(o, &m, &summary, traced, model_quantile(&m, 0.5), &log);
-    }
     model_stop(&m);
     trace_free(&trace);
+    return rc;
+}
+
+/* Without a profiler: by operation and shape, nothing captured. */
+static int bench_ops(const struct options *given, struct device *d, struct error *err)
+{
+    struct options o = *given;
+    struct model m = {.comms = &d->alone};
+    struct op_times sums;
+    struct device_log log;
+    double ms, all = 0;
+    o.plain = true;
+    int rc = plan_alone(&m, &o, err);
+    if (!rc)
+        rc = op_times_open(d->kernels, !o.cpu, err);
+    op_times_vocabulary(m.plan.V_pad);
+    if (!rc)
+        rc = model_start(&m, &o, err);
+    if (!rc)
+        rc = model_run_for(&m, o.warm, false, err);
+    for (int timed = 0; timed < 2 && !rc; timed++) { /* the first makes the events */
+        op_times_begin();
+        device_log_begin(&log);
+        for (int i = 0; i < TRACED && !rc; i++, all += timed ? ms / TRACED : 0)
+            rc = model_step(&m, &ms, err);
+        device_log_end(&log);
+    }
+    if (!rc)
+        rc = op_times_end(TRACED, stderr, &sums, err);
+    if (!rc) {
+        double sum = 0;
+        for (int i = 0; i < SHARE_COUNT; i++)
+            sum += sums.share_ms[i];
+        line_begin(o.name, sum, "ms");
+        for (int i = 0; i < SHARE_COUNT; i++) {
+            char key[32];
+            snprintf(key, sizeof key, "%s_ms", trace_share_names[i]);
+            line_put(key, sums.share_ms[i]);
+            fprintf(stderr, "%9.3f ms/step  %s\n", sums.share_ms[i], trace_share_names[i]);
+        }
+        line_put("element_gb", sums.element_gb);
+        line_put("calls", sums.calls);
+        line_put("step_ms", all);
+        line_end(&o, &m.plan, &log);
+    }
+    model_stop(&m);
     return rc;
 }
 
@@ -378,11 +424,8 @@ static int bench_stall(const struct options *o, struct device *d, struct error *
 static const struct mode {
     const char *name;
     int (*run)(const struct options *o, struct device *d, struct error *err);
-} modes[] = {{"step", bench_step},
-             {"layer", bench_layer},
-             {"profile", bench_profile},
-             {"fit", bench_fit},
-             {"stall", bench_stall}};
+} modes[] = {{"step", bench_step}, {"layer", bench_layer}, {"profile", bench_profile},
+             {"ops", bench_ops},   {"fit", bench_fit},     {"stall", bench_stall}};
 
 static bool read_options(int argc, char **argv, struct options *o)
 {
@@ -429,7 +472,7 @@ int main(int argc, char **argv)
                 mode = &modes[i];
     if (!mode) {
         fprintf(stderr, "usage: gpu_bench [--name NAME] [--warm S] [--seconds S] [--gib GIB] [--plain] [--cpu] "
-                        "step|layer|profile|fit|stall SIZE,KIND [FIELD=VALUE...]\n");
+                        "step|layer|profile|ops|fit|stall SIZE,KIND [FIELD=VALUE...]\n");
         return 2;
     }
     int rc = mode->run == bench_profile ? trace_open(&err) : ERR_OK;

@@ -46,6 +46,8 @@ def step_cases():
     out["step_1b_cola_b8_t2048_uncaptured"] = Case("step", "1b,cola", ON, options=("--plain",))
     for name, kind, more in (("cola", "cola", ()), ("cola_nondet", "cola", (NONDET,)), ("full", "full", ())):
         out[f"idle_pct_1b_{name}"] = Case("profile", f"1b,{kind}", ON, *more)
+    for kind in ("cola", "full"):
+        out[f"ops_ms_1b_{kind}"] = Case("ops", f"1b,{kind}", ON)
     out["ckpt_stall_ms_1b"] = Case("stall", "1b,cola", ON)
     return out
 
@@ -120,7 +122,7 @@ def ours(build, name, case, args):
     p = subprocess.run(command, capture_output=True, text=True, timeout=OURS_LIMIT, env=environment())
     if p.returncode:
         raise RuntimeError(p.stderr.strip() or f"gpu_bench ended with {p.returncode}")
-    if case.mode == "profile":
+    if case.mode in ("profile", "ops"):
         Path(f"{args.out}.{name}.txt").write_text(p.stderr)
         print(p.stderr, end="", flush=True)
     return json.loads(p.stdout)

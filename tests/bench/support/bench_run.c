@@ -55,6 +55,7 @@ int device_open(struct device *d, const struct options *o, bool no_update, struc
         return rc;
     table = *backend;
     table.alloc = counted_alloc;
+    d->kernels = &table;
     if (no_update) {
         table.grad_squares = no_squares;
         table.adamw = no_adamw;

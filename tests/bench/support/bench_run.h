@@ -18,7 +18,8 @@ struct options {
 struct device {
     const struct cuda_library *cuda; /* NULL: the CPU */
     struct local_world *world;
-    struct comms alone; /* of a layout of one rank */
+    struct comms alone;      /* of a layout of one rank */
+    struct kernels *kernels; /* what engines are made with; may be changed before the first */
 };
 
 /* no_update: steps end with the gradients. */
