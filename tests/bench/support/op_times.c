@@ -118,7 +118,7 @@ TIMED(cast, (enum dtype to, void *dst, enum dtype from, const void *src, int64_t
 TIMED(gemm, (const struct gemm *g, const void *a, const void *b, void *c), (g, a, b, c),
       of_head(g) ? SHARE_HEAD : SHARE_GEMM, gemm_bytes(g), 2.0 * (double)g->m * (double)g->n * (double)g->k * g->batch,
       " %s%s %" PRId64 "x%" PRId64 "x%" PRId64 "%s b%d", g->trans_a ? "t" : "n", g->trans_b ? "t" : "n", g->m, g->n,
-      g->k, g->c_grad ? " grad" :, g->batch)
+      g->k, g->c_grad ? " grad" : "", g->batch)
 TIMED(embed,
       (int64_t T, int64_t first, int64_t rows, int64_t width, int parts, const int32_t *tokens, const void *table,
        void *out),
@@ -304,7 +304,7 @@ static void print_row(FILE *out, const struct call *c, int steps)
     if (c->flop > 0)
         fprintf(out, "%8.0f", c->flop / seconds / 1e12);
     else
-        fprintf(out, "%8s", );
+        fprintf(out, "%8s", "");
     fprintf(out, "  %-9s %s\n", trace_share_names[c->share], c->label);
 }
 
