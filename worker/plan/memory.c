@@ -77,8 +77,8 @@ static void size_stream(struct sizing *z)
     int64_t R = z->p->norm_online ? 0 : rows_of(z, 1, z->b->stat);
     put_saved(z, BUF_X1, KEEP_BLOCK, residual);
     put_saved(z, BUF_X2, z->cut->latent ? KEEP_LATENT : KEEP_REST, residual);
-    put_saved(z, BUF_N1, KEEP_REST, residual);
-    put_saved(z, BUF_N2, KEEP_REST, residual);
+    put(z, BUF_N1, MEM_SCRATCH, residual); /* made again from x by the norm's backward (norm.c) */
+    put(z, BUF_N2, MEM_SCRATCH, residual);
     put_saved(z, BUF_R1, KEEP_LATENT, R);
     put_saved(z, BUF_R2, KEEP_LATENT, R);
 }
