@@ -41,6 +41,11 @@ void cuda_attentions_destroy(struct cuda_attentions *at)
     free(at);
 }
 
+size_t cuda_attention_version(const struct kstream *ks)
+{
+    return ks->attentions ? ks->attentions->lib->version : 0;
+}
+
 /* ---- plans ------------------------------------------------------------------------ */
 
 static int open_attentions(struct kstream *ks, struct error *err)

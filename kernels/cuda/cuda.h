@@ -79,6 +79,8 @@ void cuda_attention_backward(struct kstream *ks, const struct attention *a, cons
                              const void *o, const void *lse, const void *d_o, void *dq, void *dk, void *dv,
                              void *workspace);
 void cuda_attentions_destroy(struct cuda_attentions *a);
+/* Of the cuDNN that the stream's attention goes through, as its cudnnGetVersion(); 0: of none. */
+size_t cuda_attention_version(const struct kstream *ks);
 
 /* norm.cu, latent.cu, cross.cu, embed.cu, rope.cu, glu.cu, loss.cu, layout.cu, update.cu: see kernels.h */
 /* Scratch that the row and column sums of these want for such shapes. */

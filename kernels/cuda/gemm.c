@@ -278,21 +278,22 @@ void cuda_gemm(struct kstream *ks, const struct gemm *g, const void *a, const vo
 
 enum { ALGO_WORDS = sizeof(cublasLtMatmulAlgo_t) / sizeof(uint64_t), CHOICES_MAX = 4 << 20 };
 
-static int header(char *out, size_t size, struct error *err)
+/* What results depend on besides: with another cuDNN, attention has other bits though the products have not. */
+static int header(const struct kstream *ks, char *out, size_t size, struct error *err)
 {
     struct cudaDeviceProp device;
     cudaError_t status = cudaGetDeviceProperties(&device, 0);
     if (status != cudaSuccess)
         return error_set(err, ERR_DEVICE, "CUDA: the device's name: %s", cudaGetErrorString(status));
-    snprintf(out, size, "gemm-algorithms 1, %s, %d multiprocessors, cuBLASLt %zu", device.name,
-             device.multiProcessorCount, cublasLtGetVersion());
+    snprintf(out, size, "gemm-algorithms 1, %s, %d multiprocessors, cuBLASLt %zu, cuDNN %zu", device.name,
+             device.multiProcessorCount, cublasLtGetVersion(), cuda_attention_version(ks));
     return ERR_OK;
 }
 
 int cuda_choices_save(struct kstream *ks, struct buffer *out, struct error *err)
 {
     char first[512];
-    int rc = header(first, sizeof first, err);
+    int rc = header(ks, first, sizeof first, err);
     if (rc)
         return rc;
     buffer_printf(out, "%s\n", first);
@@ -331,7 +332,7 @@ static bool parse(char *line, struct shape *s, cublasLtMatmulAlgo_t *algo, char 
 static int load(struct kstream *ks, char *text, struct error *err)
 {
     char first[512], *at = strchr(text, '\n');
-    int rc = header(first, sizeof first, err);
+    int rc = header(ks, first, sizeof first, err);
     if (rc)
         return rc;
     if (at)
