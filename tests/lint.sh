@@ -4,7 +4,7 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 bad=0
-files=$(git ls-files '*.c' '*.h' '*.cc')
+files=$(git ls-files '*.c' '*.h' '*.cc' '*.cu' '*.cuh' '*.inc')
 
 # Functions without a bound or without an error.
 banned='\b(sprintf|vsprintf|strcpy|strcat|strncpy|strtok|atoi|atol|atof|sscanf|gets|system|tmpnam)[[:space:]]*\('
