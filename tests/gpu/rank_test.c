@@ -108,31 +108,8 @@ static void a_killed_rank_ends_the_other(void **state)
 {
     (void)state;
     need_gpu();
-    int out[TP];
-    pid_t pid[TP];
     ranks = TP;
-    make_pages();
-    for (int r = 0; r < TP; r++)
-        pid[r] = start_rank(r, 1000000, 40000, &out[r]);
-    FILE *f = fdopen(dup(out[0]), "r");
-    char line[512];
-    while (fgets(line, sizeof line, f) && strncmp(line, "step 20/", 8))
-        ;
-    fclose(f);
-    kill(pid[1], SIGKILL);
-    int64_t killed = clock_mono_ns();
-    const char *text = rest_of(out[0]);
-    assert_int_equal(tiny_job_end(pid[0]), RANK_EXIT_PEER);
-    assert_true(clock_mono_ns() - killed < 10 * NS_PER_S);
-    assert_int_equal(tiny_job_end(pid[1]), -SIGKILL);
-    close(out[1]);
-    if (!strstr(text, "lost rank 1"))
-        fail_msg("rank 0 says: %s", text);
-    Boost__DoneRecord *d = done_of(0);
-    assert_int_equal(d->why, BOOST__DONE_RECORD__WHY__FAILED);
-    assert_non_null(strstr(d->error, "lost rank 1"));
-    assert_true(d->step >= 20);
-    boost__done_record__free_unpacked(d, NULL);
+    kill_one_of_two(40000, 10 * NS_PER_S);
 }
 
 /* 1.2 TiB: no restart makes it fit. */

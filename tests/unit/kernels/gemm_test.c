@@ -90,16 +90,10 @@ static void test_gemm(void **state)
     each_variant(all_gemms);
 }
 
-/* At the shapes of a training step, where a library may pick another algorithm or split k: the same bits
- * twenty times over, at other addresses too. */
-static void repeat(struct variant *v)
+/* C = A B^T, or a weight gradient A^T B, of matrices without gaps. */
+static struct gemm dense(const struct shape *s, bool wgrad)
 {
-    static const struct shape training[] = {
-        {512, 192, 128, 1}, {192, 128, 2048, 1}, {64, 32, 256, 1}, {96, 256, 1024, 2}};
-    for (size_t i = 0; i < sizeof training / sizeof *training; i++) {
-        const struct shape *s = &training[i];
-        bool wgrad = s->k > 512;
-        struct gemm g = {.m = s->m,
+    return (struct gemm){.m = s->m,
                          .n = s->n,
                          .k = s->k,
                          .trans_a = wgrad,
@@ -111,6 +105,18 @@ static void repeat(struct variant *v)
                          .stride_a = s->m * s->k,
                          .stride_b = s->n * s->k,
                          .stride_c = s->m * s->n};
+}
+
+/* At the shapes of a training step, where a library may pick another algorithm or split k: the same bits
+ * twenty times over, at other addresses too. */
+static void repeat(struct variant *v)
+{
+    static const struct shape training[] = {
+        {512, 192, 128, 1}, {192, 128, 2048, 1}, {64, 32, 256, 1}, {96, 256, 1024, 2}};
+    for (size_t i = 0; i < sizeof training / sizeof *training; i++) {
+        const struct shape *s = &training[i];
+        bool wgrad = s->k > 512;
+        struct gemm g = dense(s, wgrad);
         int64_t na = s->batch * g.stride_a, nb = s->batch * g.stride_b, nc = s->batch * g.stride_c;
         double *a = host_random(v, na, 1), *b = host_random(v, nb, 1);
         void *da = device_values(v, na, a), *db = device_values(v, nb, b), *first = device_poison(v, nc);
@@ -138,19 +144,8 @@ static void test_repeatable(void **state)
 static void one_large(struct variant *v, const struct shape *s, bool wgrad)
 {
     enum { SAMPLES = 256, TIMES = 10 };
-    struct gemm g = {.m = s->m,
-                     .n = s->n,
-                     .k = s->k,
-                     .trans_a = wgrad,
-                     .trans_b = !wgrad,
-                     .lda = wgrad ? s->m : s->k,
-                     .ldb = wgrad ? s->n : s->k,
-                     .ldc = s->n,
-                     .batch = s->batch,
-                     .stride_a = s->m * s->k,
-                     .stride_b = s->n * s->k,
-                     .stride_c = s->m * s->n,
-                     .c_grad = wgrad};
+    struct gemm g = dense(s, wgrad);
+    g.c_grad = wgrad;
     int64_t na = s->batch * g.stride_a, nb = s->batch * g.stride_b, nc = s->batch * g.stride_c;
     double *a = host_random(v, na, 1), *b = host_random(v, nb, 1);
     void *da = device_values(v, na, a), *db = device_values(v, nb, b), *c[2];

@@ -124,16 +124,37 @@ static inline const char *rest_of(int out)
 
 static inline Boost__DoneRecord *done_of(int rank)
 {
-    char path[256];
-    struct buffer b;
-    struct error err;
-    snprintf(path, sizeof path, "%s/rank-%d.done", run, rank);
-    buffer_init(&b, 1 << 16);
-    assert_int_equal(fs_read_file(path, &b, &err), 0);
-    Boost__DoneRecord *d = boost__done_record__unpack(NULL, b.len, b.data);
-    assert_non_null(d);
-    buffer_free(&b);
-    return d;
+    return tiny_job_done(run, rank);
+}
+
+/* Two ranks, of which number 1 is killed after step 20; each may live alive_ms. The other ends with its name within
+ * limit_ns. */
+static inline void kill_one_of_two(int alive_ms, int64_t limit_ns)
+{
+    int out[TP];
+    pid_t pid[TP];
+    make_pages();
+    for (int r = 0; r < TP; r++)
+        pid[r] = start_rank(r, 1000000, alive_ms, &out[r]);
+    FILE *f = fdopen(dup(out[0]), "r");
+    char line[512];
+    while (fgets(line, sizeof line, f) && strncmp(line, "step 20/", 8))
+        ;
+    fclose(f);
+    kill(pid[1], SIGKILL);
+    int64_t killed = clock_mono_ns();
+    const char *text = rest_of(out[0]);
+    assert_int_equal(tiny_job_end(pid[0]), RANK_EXIT_PEER);
+    assert_true(clock_mono_ns() - killed < limit_ns);
+    assert_int_equal(tiny_job_end(pid[1]), -SIGKILL);
+    close(out[1]);
+    if (!strstr(text, "lost rank 1"))
+        fail_msg("rank 0 says: %s", text);
+    Boost__DoneRecord *d = done_of(0);
+    assert_int_equal(d->why, BOOST__DONE_RECORD__WHY__FAILED);
+    assert_non_null(strstr(d->error, "lost rank 1"));
+    assert_true(d->step >= 20);
+    boost__done_record__free_unpacked(d, NULL);
 }
 
 #endif

@@ -156,4 +156,18 @@ static inline bool tiny_job_newest(const char *dir, int world, int64_t steps, ch
     return false;
 }
 
+static inline Boost__DoneRecord *tiny_job_done(const char *run, int rank)
+{
+    char path[256];
+    struct buffer b;
+    struct error err;
+    snprintf(path, sizeof path, "%s/rank-%d.done", run, rank);
+    buffer_init(&b, 1 << 16);
+    assert_int_equal(fs_read_file(path, &b, &err), 0);
+    Boost__DoneRecord *d = boost__done_record__unpack(NULL, b.len, b.data);
+    assert_non_null(d);
+    buffer_free(&b);
+    return d;
+}
+
 #endif

@@ -66,16 +66,7 @@ static void wait_for(int out, const char *what)
 
 static Boost__DoneRecord *done_of(int rank)
 {
-    char path[256];
-    struct buffer b;
-    struct error err;
-    snprintf(path, sizeof path, "%s/rank-%d.done", run, rank);
-    buffer_init(&b, 1 << 16);
-    assert_int_equal(fs_read_file(path, &b, &err), 0);
-    Boost__DoneRecord *d = boost__done_record__unpack(NULL, b.len, b.data);
-    assert_non_null(d);
-    buffer_free(&b);
-    return d;
+    return tiny_job_done(run, rank);
 }
 
 /* The n-th shard record of a rank, or NULL. */
