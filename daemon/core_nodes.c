@@ -149,6 +149,19 @@ static const Boost__DeviceInfo *device_of(const Boost__DeviceReport *r, int inde
     return NULL;
 }
 
+/* But for the numbers in it: a counter that rises is no news. */
+static bool same_trouble(const char *a, const char *b)
+{
+    const char digits[] = "0123456789";
+    for (;;) {
+        a += strspn(a, digits);
+        b += strspn(b, digits);
+        if (*a != *b || !*a)
+            return *a == *b;
+        a++, b++;
+    }
+}
+
 static void tell_health(struct core *c, struct node *n, const Boost__DeviceReport *was, const Boost__DeviceReport *now)
 {
     for (size_t i = 0; i < now->n_devices; i++) {
@@ -157,12 +170,18 @@ static void tell_health(struct core *c, struct node *n, const Boost__DeviceRepor
             continue; /* a second share of the same */
         const Boost__DeviceInfo *old = device_of(was, d->index);
         const char *name = d->name ? d->name : "?";
-        if (!works(d) && (!old || works(old) || strcmp(old->trouble, d->trouble) != 0))
+        if (!works(d) && (!old || works(old) || !same_trouble(old->trouble, d->trouble)))
             add_event(c, NULL, 0, n->name, "controller", "device-unhealthy",
                       "gpu %d (%s) of %s is not given to new attempts: %.300s", d->index, name, n->name, d->trouble);
         else if (works(d) && old && !works(old))
             add_event(c, NULL, 0, n->name, "controller", "device-healthy", "gpu %d (%s) of %s works again", d->index,
                       name, n->name);
+    }
+    for (size_t i = 0; was && i < was->n_devices; i++) {
+        const Boost__DeviceInfo *old = was->devices[i];
+        if (device_of(was, old->index) == old && !device_of(now, old->index))
+            add_event(c, NULL, 0, n->name, "controller", "device-gone", "gpu %d (%s) of %s is no longer there",
+                      old->index, old->name ? old->name : "?", n->name);
     }
 }
 

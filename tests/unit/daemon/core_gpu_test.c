@@ -206,6 +206,44 @@ static void a_device_that_fails_is_passed_over(void **state)
     world_free(w);
 }
 
+/* A counter that rises every other second is one event, another trouble another. */
+static void a_rising_counter_is_told_once(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = gpu_node(w, "n1", 2, 2);
+    const char *says[] = {"9 uncorrected memory errors", "10 uncorrected memory errors",
+                          "4711 uncorrected memory errors", "Xid 48 (double-bit memory error)"};
+    for (int i = 0; i < 4; i++) {
+        a->gpu_trouble[1] = says[i];
+        say_devices(w, a);
+        pump(w);
+        assert_int_equal(count_events(w, 0, "device-unhealthy"), i < 3 ? 1 : 2);
+    }
+    world_free(w);
+}
+
+/* One that the driver no longer lists, under a job that has it too. */
+static void a_device_that_vanishes_is_told(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = gpu_node(w, "n1", 2, 4);
+    struct arena mem;
+    arena_init(&mem, 1 << 20);
+    int64_t id = submit_on(w, CUDA, 4);
+    assert_state(w, id, STARTING);
+    a->gpus = 3;
+    say_devices(w, a);
+    pump(w);
+    assert_int_equal(count_events(w, 0, "device-gone"), 1);
+    assert_says(event_of(w, 0, "device-gone")->text, "gpu 3 (NVIDIA H200) of n1 is no longer there");
+    int64_t next = submit_on(w, CUDA, 1);
+    assert_says(info_of(w, next, &mem), "needs 1 GPU, 0 of 3 free");
+    arena_free(&mem);
+    world_free(w);
+}
+
 static void a_strangers_process_takes_a_device(void **state)
 {
     (void)state;
@@ -270,6 +308,7 @@ int main(void)
         cmocka_unit_test(auto_is_cuda_where_a_node_has_gpus), cmocka_unit_test(gpus_are_remembered),
         cmocka_unit_test(pools_do_not_wait_for_each_other),   cmocka_unit_test(no_gpus_anywhere),
         cmocka_unit_test(memory_of_the_smallest_gpu),         cmocka_unit_test(a_device_that_fails_is_passed_over),
+        cmocka_unit_test(a_rising_counter_is_told_once),      cmocka_unit_test(a_device_that_vanishes_is_told),
         cmocka_unit_test(a_strangers_process_takes_a_device), cmocka_unit_test(an_agent_restart_keeps_the_pools),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
