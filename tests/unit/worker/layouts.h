@@ -302,20 +302,20 @@ static void starts_equal(const char *text, const struct tiny *c, const struct ti
 
 /* The first step of c in single precision against that of `one`: loss, all gradients and hence their norm. (Behind it
  * roundings of small gradients grow at once, since Adam's first updates are nearly signs.) */
-static void equals_in_fp32(const char *text, const struct tiny *c, struct result *one, bool processes)
+static void equals_in_fp32(const char *text, const struct tiny *c, struct result *one, bool processes, double bound)
 {
     struct result *many = run(c, 1, processes);
-    double worst = compare(text, many, one, 1 << STATE_GRAD, 1e-4);
+    double worst = compare(text, many, one, 1 << STATE_GRAD, bound);
     double loss = relative(many->loss[0], one->loss[0]), norm = relative(many->norm[0], one->norm[0]);
-    if (!(loss < 1e-6 && norm < 1e-4))
+    if (!(loss < 1e-6 && norm < bound))
         fail_msg("%s: loss differs by %.1e, norm by %.1e", text, loss, norm);
     print_message("; fp32 %.1e\n", worst);
     check_counters(c, 1, many->counters);
     result_free(many);
 }
 
-/* The same in double precision: ten steps. Roundings grow in them too, from 1e-16. */
-static void equals_in_fp64(const char *text, const struct tiny *c, struct result *one, bool processes)
+/* The same in double precision: ten steps. Roundings grow in them too, from 1e-16. How far the gradients are off. */
+static double equals_in_fp64(const char *text, const struct tiny *c, struct result *one, bool processes)
 {
     struct result *many = run(c, STEPS, processes);
     double worst = compare(text, many, one, 1 << STATE_GRAD, 1e-9);
@@ -330,6 +330,7 @@ static void equals_in_fp64(const char *text, const struct tiny *c, struct result
     assert_true(loss < 1e-9 && norm < 1e-8 && relative(many->eval, one->eval) < 1e-9);
     compare(text, many, one, 1 << STATE_WEIGHT | 1 << STATE_MOMENT1 | 1 << STATE_MOMENT2, 1e-6);
     result_free(many);
+    return worst;
 }
 
 enum transport { THREADS = 1, PROCESSES = 2 }; /* bits */
@@ -347,8 +348,9 @@ static struct tiny alone_of(const struct tiny *c)
     return one;
 }
 
-/* The model of c in its layout, in both precisions, against one rank in fp64. */
-static UNUSED void equals_one_rank(const struct tiny *c, int transports)
+/* The model of c in its layout, in both precisions, against one rank in fp64. Gradients in fp32: within 1e-4; not strict:
+ * or, where a tensor is so ill-conditioned, twice what the same layout's fp64 is off, in roundings 2^29 times as large. */
+static UNUSED void equals_one_rank(const struct tiny *c, int transports, bool strict)
 {
     char text[200];
     struct tiny alone = alone_of(c), half = *c, whole = *c;
@@ -358,8 +360,9 @@ static UNUSED void equals_one_rank(const struct tiny *c, int transports)
     starts_equal(layout_text(&whole, text), &whole, &alone);
     for (int bit = THREADS; bit <= PROCESSES; bit <<= 1)
         if (transports & bit) {
-            equals_in_fp64(layout_text(&whole, text), &whole, one, bit == PROCESSES);
-            equals_in_fp32(layout_text(&half, text), &half, one, bit == PROCESSES);
+            double off = equals_in_fp64(layout_text(&whole, text), &whole, one, bit == PROCESSES);
+            double bound = strict ? 1e-4 : fmax(1e-4, 2 * 0x1p29 * off);
+            equals_in_fp32(layout_text(&half, text), &half, one, bit == PROCESSES, bound);
         }
     result_free(one);
 }

@@ -243,7 +243,7 @@ static void any_mix_equals_one_rank(void **state)
         int world = c.tp * c.dp * c.pp;
         bool fits = world <= largest && world > 1 && as_processes > 0;
         as_processes -= fits;
-        equals_one_rank(&c, THREADS | (fits ? PROCESSES : 0));
+        equals_one_rank(&c, THREADS | (fits ? PROCESSES : 0), true);
         cells++;
     }
     print_message("%d cells cover all %d pairs that are valid, of %d combinations of the first %d factors\n", cells,
@@ -273,7 +273,7 @@ static void the_whole_product(void **state)
         for (int f = CONSTRAINED; f < FACTORS; f++, rest /= values[f - 1])
             x[f] = (int)(rest % values[f]);
         struct tiny c = cell(x);
-        equals_one_rank(&c, THREADS);
+        equals_one_rank(&c, THREADS, false);
     }
     print_message("%lld of %lld cells from number %lld\n", (long long)done, (long long)cells, (long long)first);
     free(all.of);
@@ -295,7 +295,7 @@ static void odd_degrees(void **state)
         c.bucket_bytes = c.dp > 1 ? 9000 : 0; /* about two layers */
         c.L = c.pp == 3 ? 5 : 4;
         c.global = 6;
-        equals_one_rank(&c, THREADS);
+        equals_one_rank(&c, THREADS, true);
     }
 }
 
