@@ -134,6 +134,10 @@ static void pipelines_and_replicas(void **state)
     c.bucket_bytes = 20000;
     check("COLA dp 2, small buckets", c);
     c = model(COLA, BTP);
+    c.tp = c.dp = 2; /* sums over dp under those over tp: two communicators of a rank at once */
+    c.bucket_bytes = 20000;
+    check("COLA tp 2 dp 2", c);
+    c = model(COLA, BTP);
     c.tp = c.pp = 2;
     check("COLA tp 2 pp 2", c);
     c = model(LAX, BTP);
