@@ -31,6 +31,12 @@ static enum error_code code_of(cudaError_t status)
         return ERR_NOMEM;
     case cudaErrorInvalidValue:
     case cudaErrorInvalidConfiguration:
+    /* Of the program, as its Xids 13 and 31 are to the agent: another device would not help. */
+    case cudaErrorIllegalAddress:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorLaunchOutOfResources:
+    case cudaErrorAssert:
     case cudaErrorStreamCaptureUnsupported:
     case cudaErrorStreamCaptureInvalidated:
     case cudaErrorStreamCaptureUnjoined:
