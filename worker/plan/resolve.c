@@ -239,8 +239,8 @@ int plan_make(const Boost__JobSpec *resolved, struct plan *out, struct error *er
     out->V_pad = round_up(out->V, (int64_t)VOCAB_MULTIPLE * out->tp);
     out->accumulation = out->global_batch / (out->micro_batch * out->dp);
     out->T = out->micro_batch * out->s;
-    /* 8192 rows of 32k columns in bf16. The head's gradient is read and written once a chunk, and the last wave of tiles
-     * is a smaller part of a larger product. */
+    /* 8192 rows of 32k columns in bf16. The head's gradient is read and written once a chunk, and the last wave of
+     * tiles is a smaller part of a larger product. */
     enum { HEAD_BYTES = 512 << 20 };
     out->head_bytes = out->cuda ? HEAD_BYTES : 0;
     return ERR_OK;
