@@ -217,6 +217,11 @@ static int ask_worker(const char *worker, struct error *err)
     said[strcspn(said, "\n")] = '\0';
     static const char prefix[] = "boost-worker: ";
     const char *why = strncmp(said, prefix, sizeof prefix - 1) == 0 ? said + sizeof prefix - 1 : said;
+    char killed[64];
+    if (WIFSIGNALED(status) && answered && !*why) {
+        snprintf(killed, sizeof killed, "it was killed by signal %d", WTERMSIG(status));
+        why = killed;
+    }
     error_set(err, ERR_UNSUPPORTED, "this node's boost-worker is without CUDA: %s",
               !answered ? "it did not answer"
               : *why    ? why

@@ -209,6 +209,15 @@ def test_a_backend_that_cannot_be_loaded_is_named():
             assert r.returncode == 66 and f"{path} {why}" in r.stderr, (path, r)
 
 
+def test_a_worker_that_dies_of_the_check_is_named():
+    with Sleeping() as c:
+        c.sleeper.write_text("#!/bin/sh\nkill -BUS $$\n")
+        path = c.dir / "job.pbtxt"
+        path.write_text(tiny_job(c))
+        r = c.ctl("submit", path, *ON_CUDA)
+        assert r.rc == 6 and "without CUDA: it was killed by signal 7" in r.err, r
+
+
 def test_shares_of_a_gpu():
     with Sleeping("count 1\n", ranks_per_gpu=2) as c:
         assert c.node()["devices"] == 2 and [g["memory_mib"] for g in c.node()["gpus"]] == [71885, 71885], c.node()
