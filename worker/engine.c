@@ -399,10 +399,13 @@ void engine_watch(struct engine *e, void (*watch)(void *arg, const char *doing),
     e->watch_arg = arg;
 }
 
-double engine_adam_t(struct engine *e)
+int engine_adam_t(struct engine *e, double *t, struct error *err)
 {
     e->k->download(e->ks, &e->host->adam_t, &e->block->adam_t, sizeof e->host->adam_t);
-    return e->k->stream_sync(e->ks, NULL) ? 0 : e->host->adam_t;
+    int rc = e->k->stream_sync(e->ks, err);
+    if (!rc)
+        *t = e->host->adam_t;
+    return rc;
 }
 
 int engine_set_adam_t(struct engine *e, double t, struct error *err)

@@ -93,7 +93,7 @@ int64_t engine_tensor_count(const struct engine *e);
 void engine_tensor(const struct engine *e, int64_t i, enum state_kind kind, struct state_tensor *out);
 /* After weights were written from outside (restore, tests): refreshes the compute copies. All replicas call it. */
 MUST_USE int engine_weights_changed(struct engine *e, struct error *err);
-double engine_adam_t(struct engine *e);
+MUST_USE int engine_adam_t(struct engine *e, double *t, struct error *err);
 MUST_USE int engine_set_adam_t(struct engine *e, double t, struct error *err);
 
 /* Copies of the state that steps may go on beside. Downloads enqueued on *out between the two copy the state as it is

@@ -295,8 +295,9 @@ static int checkpoint_now(struct run *r, struct error *err)
     if (!checkpoint_busy(r->checkpoint) && checkpoint_wait(r->checkpoint, &last))
         report_line(report, "rank %d: the last checkpoint failed: %s", r->t->rank, last.message);
     report_doing(report, "copying the state of step %" PRId64, r->at.step);
-    r->at.adam_t = engine_adam_t(r->engine);
-    int rc = checkpoint_snapshot(r->checkpoint, &r->at, err);
+    int rc = engine_adam_t(r->engine, &r->at.adam_t, err);
+    if (!rc)
+        rc = checkpoint_snapshot(r->checkpoint, &r->at, err);
     report_doing(report, "training");
     if (!rc)
         r->saved_step = r->at.step;

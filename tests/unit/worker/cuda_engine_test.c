@@ -264,7 +264,7 @@ static void shard_of(const char *name, int more, const struct buffer *choices, s
     assert_int_equal(checkpoint_open(&start, &a.p, a.e, 0, NULL, &c, &err), 0);
     alone_step(&a, 1);
     alone_step(&a, 2);
-    struct run_position at = {.step = 2, .samples = 2 * a.p.global_batch, .adam_t = engine_adam_t(a.e)};
+    struct run_position at = {.step = 2, .samples = 2 * a.p.global_batch, .adam_t = tiny_adam_t(a.e)};
     if (checkpoint_snapshot(c, &at, &err))
         fail_msg("%s", err.message);
     for (int n = 3; n < 3 + more; n++)

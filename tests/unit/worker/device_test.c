@@ -92,7 +92,7 @@ static int train(struct engine *e, int rank, void *arg, struct error *err)
     }
     if (rc)
         return rc;
-    r->adam_t[rank] = engine_adam_t(e);
+    r->adam_t[rank] = tiny_adam_t(e);
     keep_state(e, r, rank);
     return ERR_OK;
 }
@@ -384,7 +384,7 @@ static void saving_open(struct saving *s, struct alone *a, const char *name)
 static void snapshot(struct saving *s, struct alone *a, int64_t step)
 {
     struct error err;
-    struct run_position at = {.step = step, .samples = step * a->p.global_batch, .adam_t = engine_adam_t(a->e)};
+    struct run_position at = {.step = step, .samples = step * a->p.global_batch, .adam_t = tiny_adam_t(a->e)};
     if (checkpoint_snapshot(s->c, &at, &err))
         fail_msg("%s", err.message);
 }

@@ -29,7 +29,7 @@ static void take(struct engine *e, struct snapshot *s)
                 s->values[kind][at++] = tiny_get(&t, k);
         }
     }
-    s->adam_t = engine_adam_t(e);
+    s->adam_t = tiny_adam_t(e);
 }
 
 static void drop(struct snapshot *s)
@@ -82,7 +82,7 @@ static int skips_together(struct engine *e, int rank, void *arg, struct error *e
         rc = step(e, c, 0, 1e-2, &result, err);
     if (rc)
         return rc;
-    REQUIRE(!result.skipped && engine_adam_t(e) == 1);
+    REQUIRE(!result.skipped && tiny_adam_t(e) == 1);
     struct state_tensor t;
     engine_tensor(e, 3, STATE_WEIGHT, &t);
     double kept = tiny_get(&t, 0);
@@ -105,7 +105,7 @@ static int skips_together(struct engine *e, int rank, void *arg, struct error *e
         rc = step(e, c, 2, 1e-2, &result, err);
     if (rc)
         return rc;
-    REQUIRE(!result.skipped && engine_adam_t(e) == 2 && isfinite(result.loss));
+    REQUIRE(!result.skipped && tiny_adam_t(e) == 2 && isfinite(result.loss));
     return ERR_OK;
 }
 
@@ -134,7 +134,7 @@ static int no_tokens(struct engine *e, int rank, void *arg, struct error *err)
         rc = engine_step(e, &b.micro, &request, &result, NULL, NULL, err);
     if (rc)
         return rc;
-    REQUIRE(result.skipped && result.tokens == 0 && result.loss == 0 && engine_adam_t(e) == 0);
+    REQUIRE(result.skipped && result.tokens == 0 && result.loss == 0 && tiny_adam_t(e) == 0);
     return ERR_OK;
 }
 

@@ -431,4 +431,10 @@ static inline void tiny_batch(const struct tiny *c, int64_t first, int mask, str
     b->micro = (struct micro_batch){b->inputs, b->targets};
 }
 
+static inline double tiny_adam_t(struct engine *e)
+{
+    double t;
+    return engine_adam_t(e, &t, NULL) ? NAN : t;
+}
+
 #endif

@@ -65,7 +65,7 @@ static int skips(struct engine *e, int rank, void *arg, struct error *err)
         rc = step(e, rank, t, &request, &result, err);
     if (rc)
         return rc;
-    REQUIRE(!result.skipped && engine_adam_t(e) == 1);
+    REQUIRE(!result.skipped && tiny_adam_t(e) == 1);
     struct state_tensor w;
     engine_tensor(e, 2, STATE_WEIGHT, &w);
     double kept = tiny_get(&w, 0);
@@ -76,12 +76,12 @@ static int skips(struct engine *e, int rank, void *arg, struct error *err)
     rc = step(e, rank, t, &request, &result, err);
     if (rc)
         return rc;
-    REQUIRE(result.skipped && engine_adam_t(e) == 1 && fingerprint(e) == before);
+    REQUIRE(result.skipped && tiny_adam_t(e) == 1 && fingerprint(e) == before);
     tiny_put(&w, 0, kept);
     rc = step(e, rank, t, &request, &result, err);
     if (rc)
         return rc;
-    REQUIRE(!result.skipped && isfinite(result.loss) && engine_adam_t(e) == 2 && fingerprint(e) != before);
+    REQUIRE(!result.skipped && isfinite(result.loss) && tiny_adam_t(e) == 2 && fingerprint(e) != before);
     return ERR_OK;
 }
 
