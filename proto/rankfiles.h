@@ -45,7 +45,7 @@ struct rank_status {
     uint64_t bytes;    /* of loading or checkpoint writing, cumulative               */
     int64_t step;      /* steps done                                                 */
     uint64_t collective_seq;
-    char collective[96]; /* last one entered or enqueued: "latent qkv"               */
+    char collective[96]; /* last one begun: "latent qkv"                             */
     char doing[96];      /* "waiting for rank 1 at rendezvous"                       */
 };
 _Static_assert(sizeof(struct rank_status) <= RANK_FILE_BYTES, "status page");

@@ -287,7 +287,7 @@ int engine_create(const struct plan *plan, const struct kernels *k, struct comms
     e->strategy = find_strategy(plan);
     e->rows = (struct rows){0, plan->T};
     e->optimizer = find_optimizer(plan);
-    e->captures = k->capture_begin != NULL;
+    engine_set_capture(e, true);
     e->gradients = (struct sequence){.what = "the micro-batches of a step, launched at once", .body = step_gradients};
     e->updating = (struct sequence){.what = "the update, launched at once", .body = step_update};
     rc = check_groups(plan, comms, rank, err);
@@ -436,9 +436,12 @@ void engine_copies_end(struct engine *e)
         e->k->mark(e->copies, MARK_COPIED);
 }
 
+/* A captured step holds every block of every micro-batch, some 70 nodes each: what it takes of the device's memory lies
+ * outside the arena. Longer steps keep a device busy as well when they are enqueued anew. */
 void engine_set_capture(struct engine *e, bool on)
 {
-    e->captures = on && e->k->capture_begin;
+    enum { CAPTURED_BLOCKS = 512 };
+    e->captures = on && e->k->capture_begin && e->plan->accumulation * e->plan->L <= CAPTURED_BLOCKS * e->plan->pp;
 }
 
 void engine_tell(struct engine *e, const char *fmt, ...)

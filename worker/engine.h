@@ -29,7 +29,8 @@ void engine_destroy(struct engine *e);
 const char *engine_note(struct engine *e);
 void engine_tell(struct engine *e, const char *fmt, ...) PRINTF_LIKE(2, 3);
 /* Whether steps are captured and launched as a whole, where the backend can: the first step runs plainly, the second
- * is captured. On unless this says otherwise, before the first step. */
+ * is captured. On unless this says otherwise, before the first step; never where a stage has more than 512 blocks a
+ * step (layers times micro-batches). */
 void engine_set_capture(struct engine *e, bool on);
 
 /* Initial weights: each tensor from (seed, name) alone, so that every layout starts from the same model. */

@@ -129,6 +129,12 @@ static void lost(void *arg, const struct error *why)
     o->end_process(rank_exit_code(why));
 }
 
+static void reached(void *arg, const char *what)
+{
+    struct life *l = arg;
+    report_collective(&l->report, what);
+}
+
 static void say(void *arg, const char *line)
 {
     struct life *l = arg;
@@ -148,7 +154,7 @@ static int connect_processes(struct life *l, struct error *err)
     if (!rc) {
         struct rendezvous table = rendezvous_table(&client);
         struct comm_layout layout = engine_layout(&l->plan);
-        struct comms_watch watch = {.lost = lost, .say = say, .arg = l};
+        struct comms_watch watch = {.lost = lost, .reached = reached, .say = say, .arg = l};
         if (l->cuda)
             rc = l->cuda->comms_create(o->rank, &layout, s->data_address, &table, s->rendezvous_timeout_ms, &watch,
                                        &l->comms, err);
@@ -182,7 +188,6 @@ static int connect_ranks(struct life *l, struct error *err)
     l->connected = !rc;
     if (rc)
         return rc;
-    l->report.enqueues = l->comms.world.backend->enqueues;
     comms_set_note(&l->comms, report_collective, &l->report);
     return ERR_OK;
 }

@@ -102,14 +102,9 @@ void report_progress(void *arg)
 
 void report_collective(void *arg, const char *what)
 {
-    static const char enqueued[] = " (enqueued, it may not have run yet)";
     struct report *r = arg;
     size_t room = sizeof r->status->collective - 1, len = strnlen(what, room);
     memcpy(r->status->collective, what, len);
-    if (r->enqueues && len + sizeof enqueued - 1 <= room) {
-        memcpy(r->status->collective + len, enqueued, sizeof enqueued - 1);
-        len += sizeof enqueued - 1;
-    }
     r->status->collective[len] = '\0';
     __atomic_fetch_add(&r->status->collective_seq, 1, __ATOMIC_RELAXED);
 }

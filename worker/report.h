@@ -26,7 +26,6 @@ struct report {
     struct reclog_writer metrics;
     int64_t seq; /* of the last metric record */
     bool metrics_failing;
-    bool enqueues; /* collectives are enqueued on a device, not done when the rank goes on */
 };
 
 /* create_pages: there is no agent to make status and control page. Metric numbering goes on where a
@@ -40,7 +39,7 @@ void report_doing(struct report *r, const char *fmt, ...) PRINTF_LIKE(2, 3);
 void report_step_done(struct report *r, int64_t step);
 /* One micro-batch more; `arg` is a struct report (the engine's progress call). */
 void report_progress(void *arg);
-/* A collective was entered or enqueued; `arg` is a struct report (struct comm's note). */
+/* A collective was entered, or a device has come to it; `arg` is a struct report (struct comm's note). */
 void report_collective(void *arg, const char *what);
 /* "rank 0: text" on the log. */
 void report_line(struct report *r, const char *fmt, ...) PRINTF_LIKE(2, 3);

@@ -51,11 +51,8 @@ int sequence_run(struct engine *e, struct sequence *s, struct error *err)
     int rc = s->graph ? ERR_OK : capture(e, s, err);
     if (rc)
         return rc;
-    const struct comm *world = &e->comms->world;
     if (e->watch)
         e->watch(e->watch_arg, s->what);
-    if (world->note && world->size > 1) /* which of its collectives is waited for nobody can tell */
-        world->note(world->note_arg, s->what);
     engine_range(e, "%s", s->what); /* those of its parts are ranges of the capture only */
     e->k->graph_launch(e->ks, s->graph);
     engine_range_end(e);

@@ -222,28 +222,30 @@ static cublasStatus_t choose(struct kstream *ks, struct plan *p)
     return rc;
 }
 
+/* Whether cuBLASLt takes the algorithm of a file; its workspace then. It looks at little: the file has its own sum. */
+static bool takes(struct kstream *ks, struct plan *p)
+{
+    cublasLtMatmulHeuristicResult_t checked;
+    if (cublasLtMatmulAlgoCheck(ks->lt, p->product, p->first, p->second, p->c, p->c, &p->algo, &checked) ||
+        checked.workspaceSize > CUDA_GEMM_WORKSPACE)
+        return false;
+    p->workspace = checked.workspaceSize;
+    return true;
+}
+
 /* Descriptors, and the algorithm: the one of a file, if it fits, else the heuristic's. */
 static bool make_ready(struct kstream *ks, struct plan *p)
 {
     const struct shape *s = &p->shape;
-    bool given = p->chosen;
     cublasStatus_t rc = describe(p);
-    if (!rc && given) {
-        cublasLtMatmulHeuristicResult_t checked;
-        rc = cublasLtMatmulAlgoCheck(ks->lt, p->product, p->first, p->second, p->c, p->c, &p->algo, &checked);
-        if (!rc && checked.workspaceSize > CUDA_GEMM_WORKSPACE)
-            rc = CUBLAS_STATUS_NOT_SUPPORTED;
-        if (!rc)
-            p->workspace = checked.workspaceSize;
-    } else if (!rc) {
+    if (!rc && !(p->chosen && takes(ks, p)))
         rc = choose(ks, p);
-    }
     p->ready = !rc;
     if (rc)
-        cuda_fault(ks, given ? ERR_CORRUPT : ERR_DEVICE,
-                   "cuBLASLt: %s for a matrix product of m=%lld n=%lld k=%lld batch=%lld lda=%lld ldb=%lld ldc=%lld%s",
+        cuda_fault(ks, ERR_DEVICE,
+                   "cuBLASLt: %s for a matrix product of m=%lld n=%lld k=%lld batch=%lld lda=%lld ldb=%lld ldc=%lld",
                    cublasLtGetStatusString(rc), (long long)s->m, (long long)s->n, (long long)s->k, (long long)s->batch,
-                   (long long)s->lda, (long long)s->ldb, (long long)s->ldc, given ? " and the algorithm given" : "");
+                   (long long)s->lda, (long long)s->ldb, (long long)s->ldc);
     return p->ready;
 }
 

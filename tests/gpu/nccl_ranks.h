@@ -2,7 +2,9 @@
 #ifndef BOOST_TESTS_GPU_NCCL_RANKS_H
 #define BOOST_TESTS_GPU_NCCL_RANKS_H
 
+#include <pthread.h>
 #include <stdatomic.h>
+#include <time.h>
 
 #include "proto/rankfiles.h"
 #include "tests/gpu/device.h"
@@ -41,7 +43,37 @@ static inline void say(void *arg, const char *line)
     fprintf(stderr, "# %s\n", line);
 }
 
-static const struct comms_watch watcher = {.lost = lost, .say = say};
+/* What the device was last said to have come to. */
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    const char *what;
+} told = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, ""};
+
+static inline void reached(void *arg, const char *what)
+{
+    (void)arg;
+    pthread_mutex_lock(&told.lock);
+    told.what = what;
+    pthread_cond_broadcast(&told.changed);
+    pthread_mutex_unlock(&told.lock);
+}
+
+/* Whether that becomes `what`, within ten seconds. */
+static inline bool comes_to(const char *what)
+{
+    struct timespec end;
+    bool there;
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_sec += 10;
+    pthread_mutex_lock(&told.lock);
+    while (!(there = !strcmp(told.what, what)) && !pthread_cond_timedwait(&told.changed, &told.lock, &end))
+        ;
+    pthread_mutex_unlock(&told.lock);
+    return there;
+}
+
+static const struct comms_watch watcher = {.lost = lost, .reached = reached, .say = say};
 
 static inline int connect_nccl(const struct world *w, int rank, const struct rendezvous *rv, int to_test,
                                struct comms *comms, struct error *err)

@@ -253,6 +253,40 @@ static void the_first_call_may_be_captured(void **state)
     all_end_well(&w);
 }
 
+/* ---- what a rank waits for ------------------------------------------------------------ */
+
+/* A launch makes both calls; the watcher tells the one that the device came to, which is not what the host did last. */
+static int tells(struct comms *comms, int to_test)
+{
+    (void)to_test;
+    struct error err;
+    struct comm_segment s = {numbers(DTYPE_F32, 100, comms->world.rank), 100, DTYPE_F32};
+    struct kgraph *graph;
+    CHECK(s.data);
+    CHECK(!comm_all_reduce(&comms->world, ks, &s, 1, COMM_SUM, "plain", &err));
+    CHECK(comes_to("plain"));
+    CHECK(!k->capture_begin(ks, &err));
+    CHECK(!comm_all_reduce(&comms->world, ks, &s, 1, COMM_SUM, "first", &err));
+    CHECK(!comm_all_reduce(&comms->world, ks, &s, 1, COMM_SUM, "second", &err));
+    CHECK(!k->capture_end(ks, &graph, &err));
+    CHECK(!comm_all_reduce(&comms->world, ks, &s, 1, COMM_SUM, "plain again", &err));
+    CHECK(comes_to("plain again"));
+    k->graph_launch(ks, graph);
+    CHECK(comes_to("second"));
+    CHECK(!k->stream_sync(ks, &err));
+    k->graph_destroy(graph);
+    return 0;
+}
+
+static void the_device_tells_how_far_it_is(void **state)
+{
+    (void)state;
+    need_gpu();
+    struct world w;
+    begin(&w, 2, 1, 1, tells);
+    all_end_well(&w);
+}
+
 /* ---- one rank ------------------------------------------------------------------------- */
 
 static int alone(struct comms *comms, int to_test)
@@ -285,6 +319,7 @@ int main(void)
         cmocka_unit_test(reduce_scatter_and_all_gather_agree),
         cmocka_unit_test(neighbours_exchange),
         cmocka_unit_test(captured_calls_replay),
+        cmocka_unit_test(the_device_tells_how_far_it_is),
         cmocka_unit_test(the_first_call_may_be_captured),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

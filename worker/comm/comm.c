@@ -25,9 +25,11 @@ const char *comm_pass_name(enum comm_pass p)
     return (unsigned)p < PASS_COUNT ? pass_names[p] : "?";
 }
 
-static int64_t enter(struct comm *c, const char *what)
+static int64_t enter(struct comm *c, struct kstream *ks, const char *what)
 {
-    if (c->note)
+    if (c->backend->stamp)
+        c->backend->stamp(c, ks, what);
+    else if (c->note)
         c->note(c->note_arg, what);
     return clock_mono_ns();
 }
@@ -75,7 +77,7 @@ int comm_all_reduce(struct comm *c, struct kstream *ks, const struct comm_segmen
         elements += segments[i].count;
         bytes += segments[i].count * (int64_t)dtype_size(segments[i].dtype);
     }
-    int64_t started = enter(c, what);
+    int64_t started = enter(c, ks, what);
     int rc = c->backend->all_reduce(c, ks, segments, n, op, err);
     return leave(c, COMM_ALL_REDUCE, elements, bytes, started, what, rc, err);
 }
@@ -88,7 +90,7 @@ int comm_reduce_scatter(struct comm *c, struct kstream *ks, void *data, void *ou
         copy_alone(c, ks, out, data, bytes);
         return ERR_OK;
     }
-    int64_t started = enter(c, what);
+    int64_t started = enter(c, ks, what);
     int rc = c->backend->reduce_scatter(c, ks, data, out, chunk, dtype, err);
     return leave(c, COMM_REDUCE_SCATTER, elements, bytes, started, what, rc, err);
 }
@@ -101,7 +103,7 @@ int comm_all_gather(struct comm *c, struct kstream *ks, const void *in, void *ou
         copy_alone(c, ks, out, in, bytes);
         return ERR_OK;
     }
-    int64_t started = enter(c, what);
+    int64_t started = enter(c, ks, what);
     int rc = c->backend->all_gather(c, ks, in, out, chunk, dtype, err);
     return leave(c, COMM_ALL_GATHER, elements, bytes, started, what, rc, err);
 }
@@ -121,7 +123,7 @@ int comm_exchange(struct comm *c, struct kstream *ks, const struct comm_message 
 {
     if (!send && !recv)
         return ERR_OK;
-    int64_t started = enter(c, what);
+    int64_t started = enter(c, ks, what);
     int rc = c->backend->exchange(c, ks, send, recv, err);
     *c->seconds += (double)(clock_mono_ns() - started) / (double)NS_PER_S;
     if (rc) {

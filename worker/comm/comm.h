@@ -83,6 +83,9 @@ struct comm_backend {
                     const struct comm_message *recv, struct error *err);
     void (*destroy)(struct comm *c);
     bool enqueues; /* calls are done when the stream comes to them: the host cannot tell how long they take */
+    /* Enqueued in front of each call, where the host cannot tell which one is under way: instead of the comm's note,
+     * the device then says that it has come to `what` (struct comms_watch's `reached`). NULL: the note. */
+    void (*stamp)(struct comm *c, struct kstream *ks, const char *what);
     /* In the memory that the calls work on, for a group of one; NULL: memcpy. */
     void (*copy)(struct kstream *ks, void *to, const void *from, size_t bytes);
     void (*abort)(struct comm *world, const struct error *why); /* comms_abort(); NULL: not needed */
@@ -162,6 +165,9 @@ struct comms_watch {
     /* Another rank or the connection to it is lost (why->code), seen by a thread that watches while the rank waits for
      * its device: that wait may never end, so this has to end the process. Called at most once. */
     void (*lost)(void *arg, const struct error *why);
+    /* The device has come to this call of a group; told some time later, of several at once the last one. The thread
+     * that watches. */
+    void (*reached)(void *arg, const char *what);
     /* A line for the rank's log. The thread of nccl_comms_create() or comms_destroy(). */
     void (*say)(void *arg, const char *line);
     void *arg;

@@ -102,6 +102,22 @@ static int nccl_exchange(struct comm *c, struct kstream *ks, const struct comm_m
     return end(m, group_end(status), err);
 }
 
+/* The texts are constants. */
+static void nccl_stamp(struct comm *c, struct kstream *ks, const char *what)
+{
+    struct nccl_rank *r = ((struct member *)c->state)->rank;
+    int n = atomic_load(&r->n_texts), i = 0;
+    while (i < n && r->texts[i] != what)
+        i++;
+    if (i == NCCL_CALLS)
+        return;
+    if (i == n) {
+        r->texts[i] = what;
+        atomic_store(&r->n_texts, n + 1);
+    }
+    cuda_stamp(ks, r->stamp, (uint32_t)i + 1);
+}
+
 static void nccl_copy(struct kstream *ks, void *to, const void *from, size_t bytes)
 {
     cuda_ok(ks, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, ks->stream), "a copy in a group of one");
@@ -130,6 +146,7 @@ static const struct comm_backend nccl_backend = {
     .exchange = nccl_exchange,
     .destroy = nccl_destroy,
     .enqueues = true,
+    .stamp = nccl_stamp,
     .copy = nccl_copy,
     .abort = nccl_abort,
 };
@@ -173,6 +190,12 @@ int nccl_comms_create(int rank, const struct comm_layout *layout, const char *bi
     r->rank = rank;
     r->world = world;
     r->watch = *watcher;
+    r->stamp = cuda_host_alloc(sizeof *r->stamp, err);
+    if (!r->stamp) {
+        free(r);
+        return err->code;
+    }
+    *r->stamp = 0;
     pthread_mutex_init(&r->calls, NULL);
     for (int g = 0; g < GROUP_COUNT; g++)
         r->members[g].rank = r;

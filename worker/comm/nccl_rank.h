@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <time.h>
 
 #include "proto/base/clock.h"
@@ -19,6 +20,7 @@
 enum {
     NCCL_BLAME_WAIT_MS = 1000, /* after an error, for the news of who is gone */
     NCCL_COMMUNICATORS = GROUP_COUNT + 1,
+    NCCL_CALLS = 64, /* of different texts */
 };
 
 /* One rank's end of one group. */
@@ -42,6 +44,10 @@ struct nccl_rank {
     struct peers *peers;
     ncclComm_t root; /* of all ranks; makes the others */
     struct member members[GROUP_COUNT];
+    volatile uint32_t *stamp; /* page-locked: 1 + the number of the text of the call that the device has come to; 0: none */
+    const char *texts[NCCL_CALLS];
+    atomic_int n_texts;
+    uint32_t told; /* the stamp as last told; the watcher's */
     pthread_mutex_t calls; /* held in every call on a communicator once the ranks are connected */
     pthread_t watcher;
     bool watching;

@@ -5,6 +5,7 @@
  * thread would come out of its wait with sums that were never made, and go on. */
 #include <stdlib.h>
 
+#include "kernels/cuda/cuda.h"
 #include "worker/comm/nccl_rank.h"
 
 enum {
@@ -43,6 +44,16 @@ static ncclResult_t look(struct nccl_rank *r)
     return found;
 }
 
+/* Which call the device has come to. */
+static void tell_reached(struct nccl_rank *r)
+{
+    uint32_t now = *r->stamp;
+    if (now == r->told)
+        return;
+    r->told = now;
+    r->watch.reached(r->watch.arg, r->texts[now - 1]);
+}
+
 static void *watch(void *arg)
 {
     struct nccl_rank *r = arg;
@@ -58,6 +69,7 @@ static void *watch(void *arg)
             continue;
         }
         int lost = peers_blame(r->peers, WATCH_MS);
+        tell_reached(r);
         ncclResult_t status = lost < 0 ? look(r) : ncclSuccess;
         if (lost < 0 && status == ncclSuccess)
             continue;
@@ -171,6 +183,7 @@ void nccl_abort_start(struct nccl_rank *r, const struct error *why)
 static void free_rank(struct nccl_rank *r)
 {
     peers_close(r->peers);
+    cuda_host_release((void *)r->stamp);
     pthread_mutex_destroy(&r->calls);
     free(r);
 }

@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -82,6 +83,46 @@ static void time_is_told_only_where_the_host_knows_it(void **state)
     assert_true(comms_seconds(&c) == 3);
 }
 
+/* ---- what is under way ---- */
+
+static char heard[96];
+
+static void hear(void *arg, const char *what)
+{
+    (void)arg;
+    snprintf(heard, sizeof heard, "host: %s", what);
+}
+static void stamp(struct comm *c, struct kstream *ks, const char *what)
+{
+    (void)c, (void)ks;
+    snprintf(heard, sizeof heard, "device: %s", what);
+}
+static int done(struct comm *c, struct kstream *ks, const struct comm_segment *segments, int n, enum comm_op op,
+                struct error *err)
+{
+    (void)c, (void)ks, (void)segments, (void)n, (void)op, (void)err;
+    return ERR_OK;
+}
+
+/* A backend whose calls are done later says itself when they begin. */
+static void a_call_is_told_by_who_knows_when_it_begins(void **state)
+{
+    (void)state;
+    static const struct comm_backend now = {.name = "now", .all_reduce = done};
+    static const struct comm_backend later = {.name = "later", .all_reduce = done, .enqueues = true, .stamp = stamp};
+    struct comms c;
+    struct error err;
+    struct comm_segment s = {.dtype = DTYPE_F32};
+    alone(&c, &now);
+    comms_set_note(&c, hear, NULL);
+    c.tp.size = 2;
+    assert_int_equal(comm_all_reduce(&c.tp, NULL, &s, 1, COMM_SUM, "latent qkv", &err), 0);
+    assert_string_equal(heard, "host: latent qkv");
+    c.tp.backend = &later;
+    assert_int_equal(comm_all_reduce(&c.tp, NULL, &s, 1, COMM_SUM, "latent o", &err), 0);
+    assert_string_equal(heard, "device: latent o");
+}
+
 static void an_abort_reaches_the_backend_that_wants_it(void **state)
 {
     (void)state;
@@ -102,6 +143,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_group_of_one_copies_with_its_backend),
         cmocka_unit_test(time_is_told_only_where_the_host_knows_it),
+        cmocka_unit_test(a_call_is_told_by_who_knows_when_it_begins),
         cmocka_unit_test(an_abort_reaches_the_backend_that_wants_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
