@@ -44,7 +44,7 @@ struct nccl_rank {
     struct peers *peers;
     ncclComm_t root; /* of all ranks; makes the others */
     struct member members[GROUP_COUNT];
-    volatile uint32_t *stamp; /* page-locked: 1 + the number of the text of the call that the device has come to; 0: none */
+    volatile uint32_t *stamp; /* page-locked: 1 + the number of the call's text that the device has come to; 0: none */
     const char *texts[NCCL_CALLS];
     atomic_int n_texts;
     uint32_t told; /* the stamp as last told; the watcher's */
