@@ -67,7 +67,7 @@ static void products_backward(struct engine *e, const struct rows *r)
                           .ldb = d,
                           .ldc = d,
                           .batch = 1,
-                          .beta = 1,
+                          .beta = gradient_beta(e, r->first),
                           .c_grad = true};
     e->k->gemm(e->ks, &weight, engine_buffer(e, BUF_LOGITS, 0), input_rows(e, r), e->head.grad);
     e->strategy->head_input_gradient(e, r);

@@ -303,6 +303,8 @@ int engine_create(const struct plan *plan, const struct kernels *k, struct comms
     if (!rc)
         rc = optimizer_prepare(e, err);
     if (!rc)
+        rc = gradients_prepare(e, err);
+    if (!rc)
         rc = make_memory(e, err);
     if (rc)
         goto out;
@@ -342,6 +344,7 @@ void engine_destroy(struct engine *e)
     free(e->owned);
     free(e->updates);
     free(e->squares);
+    free(e->zeroed);
     free(e->buckets);
     free(e->bucket_calls);
     free(e->layers);

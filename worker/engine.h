@@ -70,8 +70,8 @@ MUST_USE int engine_eval(struct engine *e, const struct micro_batch *micro, doub
 /* The sums of an evaluation whose micro-batches are spread over replicas and stages, on every rank: one
  * all-reduce over the world (none when dp = pp = 1, where each rank has them). In place. */
 MUST_USE int engine_eval_total(struct engine *e, double *loss_sum, double *tokens, struct error *err);
-/* Gradients of the loss SUM of one micro-batch (with replicas: of one each) into the gradient buffers (zeroed
- * first), summed over dp, no update: for tests. The loss as in engine_eval. */
+/* Gradients of the loss SUM of one micro-batch (with replicas: of one each) into the gradient buffers (whatever
+ * they held), summed over dp, no update: for tests. The loss as in engine_eval. */
 MUST_USE int engine_gradients(struct engine *e, const struct micro_batch *micro, double *loss_sum, struct error *err);
 /* Full logits of this rank's vocabulary slice, [T, V_pad/t] act, copied to host memory (last stage): for tests. */
 MUST_USE int engine_logits(struct engine *e, const struct micro_batch *micro, void *host, struct error *err);

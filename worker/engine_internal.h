@@ -105,7 +105,8 @@ struct engine {
     struct kstream *ks;
     int rank, tp_rank;
     struct plan_stage stage;
-    int64_t slot; /* of the micro-batch at work, among those that the stage holds */
+    int64_t slot;     /* of the micro-batch at work, among those that the stage holds */
+    bool first_micro; /* it is the first of the step: its products write gradients of weights, others add to them */
 
     struct plan_backend backend;
     struct plan_arena places;
@@ -123,7 +124,8 @@ struct engine {
     struct plan_tensor *tensors;    /* of the stage, canonical order */
     struct owned *owned;            /* [tensor_count] */
     struct span *updates, *squares; /* what this replica updates; what it counts in the gradient norm */
-    int64_t update_count, square_count;
+    struct span *zeroed;            /* of the gradients, before a step */
+    int64_t update_count, square_count, zeroed_count;
     struct layer *layers; /* [L], this stage's are filled in */
     int64_t bucket_count, next_bucket;
     struct plan_bucket *buckets; /* of gradients, in the order of the backward */
@@ -180,6 +182,16 @@ int step_update(struct engine *e, struct error *err);
 /* Fills in e->updates and e->squares. */
 int optimizer_prepare(struct engine *e, struct error *err);
 
+/* ---- gradient buffers (gradients.c) ---- */
+
+/* Fills in e->zeroed: all that no product writes, padding included. */
+int gradients_prepare(struct engine *e, struct error *err);
+/* Zeroes it. What stands in the rest is not read before it is written. */
+void gradients_begin(struct engine *e);
+/* beta of a product that makes a weight's gradient from rows [first_row, ...) of the micro-batch at work. Row 0 is
+ * always in the first of the products that share one. */
+double gradient_beta(const struct engine *e, int64_t first_row);
+
 /* ---- a block (block.c) ---- */
 
 /* The residual addition of one half-block and the norm of the next are one operation, so a block
@@ -195,7 +207,7 @@ int head_forward(struct engine *e, struct error *err);
 /* Logits of these rows, in BUF_LOGITS. */
 void head_logits(struct engine *e, const struct rows *r);
 /* Of all rows, chunk by chunk. Adds loss sum and token count to sum[0], sum[1] (NULL: this rank does not report them);
- * gradient: adds the head's gradient, and prepares head_backward(). */
+ * gradient: the head's gradient too, and prepares head_backward(). */
 int head_loss(struct engine *e, double *sum, bool gradient, struct error *err);
 /* From there to BUF_DX. */
 int head_backward(struct engine *e, struct error *err);
@@ -276,7 +288,7 @@ int gate_backward(struct engine *e, const struct bundle *b, int64_t layer, const
 
 /* A down-projection, or several that share their input: weight [n, k]. */
 void down_forward(struct engine *e, int64_t n, int64_t k, const struct param *a, const void *x, void *h);
-/* grad += dh^T x;  dx = dh A, as [parts][T, k/parts]. */
+/* grad = or += dh^T x (gradient_beta());  dx = dh A, as [parts][T, k/parts]. */
 void down_backward(struct engine *e, int64_t n, int64_t k, int parts, const struct param *a, const void *x,
                    const void *dh, void *dx);
 /* `count` layers of one shape, weights [out, in] and outputs [T, out] one after the other. Input j is at column
@@ -286,7 +298,7 @@ struct up {
     int64_t out, in, ldx, stride_x;
 };
 void up_forward(struct engine *e, const struct up *u, const struct param *w, const void *x, void *y);
-/* grad += dy^T x;  dx = or += dy W (of a shared input the sum over layers). */
+/* grad = or += dy^T x;  dx = or += dy W (of a shared input the sum over layers). */
 void up_backward(struct engine *e, const struct up *u, const struct param *w, const void *x, const void *dy,
                  bool accumulate, void *dx);
 /* The same for layers of different widths; those of one width that are neighbours go as one batch. */

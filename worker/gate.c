@@ -37,7 +37,7 @@ static void linear_forward(struct engine *e, const struct bundle *b, int64_t lay
     *out = (struct gated){G, l};
 }
 
-/* dW += du^T p;  dp = du W, a sum over ranks where W is cut: part i is what rank i keeps of it. */
+/* dW = or += du^T p;  dp = du W, a sum over ranks where W is cut: part i is what rank i keeps of it. */
 static int linear_backward(struct engine *e, const struct bundle *b, int64_t layer, const void *p, const void *du,
                            void *dp, struct error *err)
 {
@@ -55,7 +55,7 @@ static int linear_backward(struct engine *e, const struct bundle *b, int64_t lay
                           .stride_a = l,
                           .stride_b = r,
                           .stride_c = l * r,
-                          .beta = 1,
+                          .beta = gradient_beta(e, e->rows.first),
                           .c_grad = true};
     e->k->gemm(e->ks, &weight, du, p, W.grad);
     void *out = parts > 1 ? engine_buffer(e, BUF_PARTS, 0) : dp;
@@ -145,7 +145,7 @@ static void tensor_forward(struct engine *e, const struct bundle *b, int64_t lay
     *out = (struct gated){act_at(e, whole, e->cut->latent ? e->tp_rank * e->w.latent : 0), r};
 }
 
-/* From dG, whole: d left += dG M^T;  dM = left^T dG;  d right += dM^T P;  dP = dM right. */
+/* From dG, whole: d left = or += dG M^T;  dM = left^T dG;  d right = or += dM^T P;  dP = dM right. */
 static void tensor_branch_backward(struct engine *e, const struct bundle *b, int64_t layer, const void *p,
                                    const void *dG, int64_t j, void *dp)
 {
@@ -161,7 +161,7 @@ static void tensor_branch_backward(struct engine *e, const struct bundle *b, int
                         .ldb = row,
                         .ldc = t.m,
                         .batch = 1,
-                        .beta = 1,
+                        .beta = gradient_beta(e, e->rows.first),
                         .c_grad = true};
     e->k->gemm(e->ks, &left, t.G, t.M, t.left.grad);
     struct gemm middle = {
@@ -175,7 +175,7 @@ static void tensor_branch_backward(struct engine *e, const struct bundle *b, int
                          .ldb = t.n,
                          .ldc = t.n,
                          .batch = 1,
-                         .beta = 1,
+                         .beta = gradient_beta(e, e->rows.first),
                          .c_grad = true};
     e->k->gemm(e->ks, &right, t.M, t.P, t.right.grad);
     struct gemm input = {.m = t.m * e->rows.count, .n = t.n, .k = t.n, .lda = t.n, .ldb = t.n, .ldc = t.n, .batch = 1};

@@ -11,8 +11,16 @@ void down_backward(struct engine *e, int64_t n, int64_t k, int parts, const stru
                    const void *dh, void *dx)
 {
     int64_t T = e->rows.count, w = k / parts;
-    struct gemm weight = {
-        .m = n, .n = k, .k = T, .trans_a = true, .lda = n, .ldb = k, .ldc = k, .batch = 1, .beta = 1, .c_grad = true};
+    struct gemm weight = {.m = n,
+                          .n = k,
+                          .k = T,
+                          .trans_a = true,
+                          .lda = n,
+                          .ldb = k,
+                          .ldc = k,
+                          .batch = 1,
+                          .beta = gradient_beta(e, e->rows.first),
+                          .c_grad = true};
     e->k->gemm(e->ks, &weight, dh, x, a->grad);
     struct gemm input = {.m = T,
                          .n = w,
@@ -80,7 +88,7 @@ void up_backward(struct engine *e, const struct up *u, const struct param *w, co
                           .stride_a = T * u->out,
                           .stride_b = u->stride_x,
                           .stride_c = u->out * u->in,
-                          .beta = 1,
+                          .beta = gradient_beta(e, e->rows.first),
                           .c_grad = true};
     e->k->gemm(e->ks, &weight, dy, x, w->grad);
     input_gradient(e, u, w, dy, accumulate, dx);

@@ -69,7 +69,7 @@ static int loss(struct engine *e, double *sum, bool gradient, struct error *err)
     return e->stage.last ? head_loss(e, sum, gradient, err) : ERR_OK;
 }
 
-/* Adds to the gradient buffers those of the micro-batch's loss sum. Behind the `final` one of a step they are
+/* The gradients of the micro-batch's loss sum, to what those before it left. Behind the `final` one of a step they are
  * complete layer by layer, and the replicas add them up meanwhile. */
 static int backward(struct engine *e, int64_t micro, bool final, struct error *err)
 {
@@ -118,12 +118,14 @@ static bool computes_later(const struct engine *e)
 static int micro_batches(struct engine *e, int64_t n, double *sum, struct error *err)
 {
     struct work done = {WORK_NONE, 0};
+    gradients_begin(e);
     data_parallel_begin(e);
     for (int64_t k = 0; k <= 2 * n; k++) {
         struct work next = pipeline_work(e->plan->pp, e->stage.index, n, k);
         int rc = pipeline_exchange(e, done, next, PASS_FORWARD, err);
         if (!rc && next.kind != WORK_NONE)
             tell(e, next, n);
+        e->first_micro = next.micro == 0; /* whose backward is the first on every stage */
         if (!rc && next.kind == WORK_FORWARD) {
             rc = forward(e, next.micro, PASS_FORWARD, err);
             if (!rc)
@@ -142,11 +144,6 @@ static int micro_batches(struct engine *e, int64_t n, double *sum, struct error 
     int rc = data_parallel_wait(e, err);
     /* The first stage comes last: not before its gradient is sent. */
     return rc ? rc : data_parallel_join_tables(e, err);
-}
-
-static void zero_gradients(struct engine *e)
-{
-    e->k->zero(e->ks, engine_buffer(e, BUF_GRADS, 0), (size_t)e->places.at[BUF_GRADS].bytes);
 }
 
 /* Only one rank of a tp group reports the loss, which all of them know. */
@@ -193,7 +190,6 @@ static int agree(struct engine *e, struct error *err)
 int step_gradients(struct engine *e, struct error *err)
 {
     open_step(e);
-    zero_gradients(e);
     int rc = micro_batches(e, e->plan->accumulation, loss_slot(e), err);
     return rc ? rc : agree(e, err);
 }
@@ -312,7 +308,6 @@ int engine_gradients(struct engine *e, const struct micro_batch *micro, double *
 {
     double *sums = engine_buffer(e, BUF_EVAL, 0);
     e->k->zero(e->ks, sums, sizeof e->host->eval);
-    zero_gradients(e);
     stage_tokens(e, micro, 1);
     int rc = micro_batches(e, 1, sums, err);
     if (!rc)

@@ -16,7 +16,7 @@ struct plan_gemm {
     enum plan_gemm_place place;
     int pass;    /* PLAN_FORWARD or PLAN_BACKWARD */
     bool weight; /* C is a gradient of weights, in the type of gradients; else activations or their gradient */
-    bool adds;   /* to what is in C */
+    bool adds;   /* to what is in C; of gradients of weights those of a step's first micro-batch do not */
     int64_t m, n, k, batch;
     int64_t calls; /* a layer (or head) and micro-batch; without what recompute repeats */
     /* Of one call. Bytes: every operand that the batch does not share is read once, C is written, and read where the
