@@ -6,6 +6,7 @@
 #include "ctl/ctl.h"
 #include "ctl/format.h"
 #include "ctl/options.h"
+#include "ctl/pace.h"
 #include "proto/base/clock.h"
 
 enum { TICK_TTY_MS = 500, TICK_PLAIN_MS = 2000, BAR_CELLS = 24 };
@@ -37,10 +38,10 @@ static const Boost__WatchReply *watch(struct ctl *ctl, const char *job, int64_t 
 
 struct display {
     struct ctl *ctl;
-    bool line_open;      /* a progress line without its newline is on the terminal */
-    int64_t last_step;   /* printed */
+    bool line_open;    /* a progress line without its newline is on the terminal */
+    int64_t last_step; /* printed */
     int64_t last_print_ns;
-    int64_t from_step, from_ns; /* where this display first saw steps, for the ETA; -1 = not yet */
+    struct pace pace;
     int64_t after_event;
 };
 
@@ -51,46 +52,36 @@ static void close_line(struct display *d)
     d->line_open = false;
 }
 
-static void format_eta(const Boost__JobSummary *s, int64_t from_step, double seconds, char out[FORMAT_TEXT])
-{
-    snprintf(out, FORMAT_TEXT, "-");
-    if (s->step > from_step && seconds > 1)
-        format_duration((double)(s->steps - s->step) * seconds / (double)(s->step - from_step), out);
-}
-
+/* Shows where the live attempt is: after a recovery the job's own step is the highest of an attempt that is gone. */
 static void print_progress(struct display *d, const Boost__JobSummary *s)
 {
-    if (!s->has_step || s->state != BOOST__JOB_STATE__VALUE__RUNNING) {
-        d->from_step = -1;
+    if (!s->has_attempt_step || s->state != BOOST__JOB_STATE__VALUE__RUNNING)
         return;
-    }
-    int64_t now = clock_mono_ns();
-    if (d->from_step < 0 || s->step < d->from_step) {
-        d->from_step = s->step;
-        d->from_ns = now;
-    }
-    if (!d->ctl->tty && (s->step == d->last_step || now - d->last_print_ns < TICK_PLAIN_MS * NS_PER_MS))
+    int64_t now = clock_mono_ns(), step = s->attempt_step;
+    double left = pace_left_s(&d->pace, s->attempt, step, s->steps, now);
+    if (!d->ctl->tty && (step == d->last_step || now - d->last_print_ns < TICK_PLAIN_MS * NS_PER_MS))
         return;
-    char speed[FORMAT_TEXT] = "-", eta[FORMAT_TEXT], loss[FORMAT_TEXT] = "-";
+    char speed[FORMAT_TEXT] = "-", eta[FORMAT_TEXT] = "-", loss[FORMAT_TEXT] = "-";
     if (s->has_tokens_per_s)
         format_count(s->tokens_per_s, speed);
     if (s->has_loss)
         snprintf(loss, sizeof loss, "%.4f", s->loss);
-    format_eta(s, d->from_step, (double)(now - d->from_ns) / 1e9, eta);
+    if (left >= 0)
+        format_duration(left, eta);
     if (d->ctl->tty) {
-        int full = s->steps > 0 ? (int)(s->step * BAR_CELLS / s->steps) : 0;
+        int full = s->steps > 0 ? (int)(step * BAR_CELLS / s->steps) : 0;
         close_line(d);
         printf("%lld [", (long long)s->id);
         for (int i = 0; i < BAR_CELLS; i++)
             putchar(i < full ? '#' : '.');
-        printf("] %lld/%lld  loss %s  %s tok/s  attempt %d  eta %s", (long long)s->step, (long long)s->steps, loss,
-               speed, s->attempt, eta);
+        printf("] %lld/%lld  loss %s  %s tok/s  attempt %d  eta %s", (long long)step, (long long)s->steps, loss, speed,
+               s->attempt, eta);
         d->line_open = true;
     } else {
-        printf("step %lld/%lld  loss %s  %s tok/s  attempt %d  eta %s\n", (long long)s->step, (long long)s->steps,
-               loss, speed, s->attempt, eta);
+        printf("step %lld/%lld  loss %s  %s tok/s  attempt %d  eta %s\n", (long long)step, (long long)s->steps, loss,
+               speed, s->attempt, eta);
     }
-    d->last_step = s->step;
+    d->last_step = step;
     d->last_print_ns = now;
     fflush(stdout);
 }
@@ -149,7 +140,9 @@ static void print_end(struct display *d, const Boost__JobSummary *s)
         printf(", loss %.4f", s->loss);
     if (s->has_eval_loss)
         printf(", eval loss %.4f", s->eval_loss);
-    if (s->info && *s->info) {
+    if (s->state == BOOST__JOB_STATE__VALUE__COMPLETED) { /* its info would tell the loss again */
+        printf("; %d attempt%s", s->attempt, s->attempt == 1 ? "" : "s");
+    } else if (s->info && *s->info) {
         printf("; ");
         print_safe(stdout, s->info);
     }
@@ -160,7 +153,7 @@ static void print_end(struct display *d, const Boost__JobSummary *s)
 int follow_job(struct ctl *ctl, const char *job, bool display)
 {
     ctl_catch_interrupt();
-    struct display d = {.ctl = ctl, .last_step = -1, .from_step = -1};
+    struct display d = {.ctl = ctl, .last_step = -1};
     int64_t version = 0;
     for (;;) {
         struct error err;

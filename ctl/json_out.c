@@ -84,6 +84,8 @@ json_t *json_summary(const Boost__JobSummary *s)
     if (s->has_step)
         json_put(o, "step", json_integer(s->step));
     json_put(o, "steps", json_integer(s->steps));
+    if (s->has_attempt_step)
+        json_put(o, "attempt_step", json_integer(s->attempt_step));
     if (s->has_loss)
         json_put(o, "loss", json_number(s->loss));
     if (s->has_eval_loss)

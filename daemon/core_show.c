@@ -262,6 +262,9 @@ Boost__JobSummary *core_summary(struct core *c, const struct job *job, struct ar
     s->steps = job->resolved->run->steps;
     s->has_step = job->step >= 0;
     s->step = job->step;
+    const struct attempt *live = job_live_attempt(job);
+    s->has_attempt_step = live && live->to_step > live->from_step;
+    s->attempt_step = s->has_attempt_step ? live->to_step : 0;
     s->has_loss = !isnan(job->loss);
     s->loss = job->loss;
     s->has_eval_loss = !isnan(job->eval_loss);

@@ -74,7 +74,8 @@ def test_submit_wait_and_follow(c):
     out = c.ok("submit", path, "--follow", "--set", "name=followed")
     lines = out.splitlines()
     assert re.match(r"job \d+ queued: followed", lines[0]), out
-    assert re.match(r"job \d+ COMPLETED after .*: step 20/20, loss \d", lines[-1]), out
+    assert re.match(r"job \d+ COMPLETED after .*: step 20/20, loss \d[^;]*; 1 attempt$", lines[-1]), out
+    assert lines[-1].count("eval loss") <= 1, out
     assert any(x.startswith("started: ") for x in lines) and any(x.startswith("completed: ") for x in lines), out
     assert "\033" not in out and "\r" not in out, "colour or a progress display, and no terminal"
 

@@ -287,11 +287,17 @@ static void a_killed_rank_costs_no_budget_and_the_job_resumes(void **state)
     pump(w);
     assert_says(info(w, id, &mem), "attempt 2 in 1s: rank 1 on n1: signal 9 (SIGKILL); from step 40");
     assert_true(x->forgotten);
+    assert_false(core_summary(w->core, job_of(w, id), &mem)->has_attempt_step);
     int64_t before = w->now;
     struct fake_attempt *y = recovered(w, a, id);
     assert_true(w->now - before < 2 * NS_PER_S);
     assert_int_equal(y->from_step, 40);
     assert_string_equal(y->resume, "/ckpt/0badcafe-1/step-40.a1");
+    /* The job has seen step 47; its newest attempt is at 41. */
+    const Boost__JobSummary *now = core_summary(w->core, job_of(w, id), &mem);
+    assert_int_equal(now->step, 47);
+    assert_true(now->has_attempt_step);
+    assert_int_equal(now->attempt_step, 41);
     assert_int_equal(a->verifies, 1);
     say_finished(w, a, y);
     pump(w);
