@@ -67,6 +67,8 @@ static int parse_output(const char *text, enum output *out)
             return EXIT_OK;
         }
     fprintf(stderr, "boostctl: -o takes table, wide, json, jsonl or name, not '%s'\n", text);
+    if (!strcmp(text, "csv"))
+        fprintf(stderr, "  hint: csv is of metrics alone and goes behind it: boostctl metrics JOB -o csv\n");
     return EXIT_USAGE;
 }
 

@@ -25,6 +25,24 @@ static bool store_value(const char *verb, const struct option_row *row, const ch
     return true;
 }
 
+/* The global option that `word`, or the letter of one, is; NULL: none. As it is written before the command. */
+static const char *global_option(const char *word, int letter)
+{
+    static const struct {
+        int letter;
+        const char *name, *shown;
+    } globals[] = {
+        {'o', "--output", "-o FORMAT"},
+        {'q', "--quiet", "-q"},
+        {0, "--no-color", "--no-color"},
+        {0, "--socket", "--socket PATH"},
+    };
+    for (size_t i = 0; i < sizeof globals / sizeof *globals; i++)
+        if ((letter && letter == globals[i].letter) || !strncmp(word, globals[i].name, strlen(globals[i].name)))
+            return globals[i].shown;
+    return NULL;
+}
+
 int options_parse(const char *verb, int argc, char **argv, const struct option_row *rows)
 {
     char letters[3 * MAX_ROWS + 2] = ":";
@@ -45,7 +63,11 @@ int options_parse(const char *verb, int argc, char **argv, const struct option_r
     while ((got = getopt_long(argc, argv, letters, longs, NULL)) != -1) {
         if (got == '?' || got == ':') {
             const char *what = optind > 0 && optind <= argc ? argv[optind - 1] : "";
-            ctl_usage(verb, got == ':' ? "option '%s' needs a value" : "unknown option '%s'", what);
+            const char *global = got == '?' ? global_option(what, optopt) : NULL;
+            if (global)
+                ctl_usage(verb, "%s goes before the command: boostctl %s %s ...", global, global, verb);
+            else
+                ctl_usage(verb, got == ':' ? "option '%s' needs a value" : "unknown option '%s'", what);
             return -1;
         }
         int i = got - LONG_ONLY;

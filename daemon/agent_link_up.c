@@ -71,8 +71,8 @@ static void drop_connection(struct link_up *link)
     }
 }
 
-/* The link has broken or never came up: says so once, waits, tries again. */
-static void fail(struct link_up *link, const char *why, const char *hint)
+/* The link has broken or never came up: says so once ("refused by" the controller ...), waits, tries again. */
+static void fail_as(struct link_up *link, const char *how, const char *why, const char *hint)
 {
     bool was_up = link->state == LINK_UP;
     int64_t now = clock_mono_ns();
@@ -80,8 +80,7 @@ static void fail(struct link_up *link, const char *why, const char *hint)
     snprintf(trouble, sizeof trouble, "%s%s%s%s", why, hint && *hint ? " (" : "", hint ? hint : "",
              hint && *hint ? ")" : "");
     if (was_up || strcmp(trouble, link->last_trouble) || now - link->last_trouble_ns > QUIET_LOG_MS * NS_PER_MS) {
-        log_line(LOG_WARN, "%s the controller at %s: %s; the ranks go on", was_up ? "lost" : "cannot reach", link->path,
-                 trouble);
+        log_line(LOG_WARN, "%s the controller at %s: %s; the ranks go on", how, link->path, trouble);
         snprintf(link->last_trouble, sizeof link->last_trouble, "%s", trouble);
         link->last_trouble_ns = now;
     }
@@ -89,6 +88,16 @@ static void fail(struct link_up *link, const char *why, const char *hint)
     wait_and_retry(link);
     if (was_up)
         link->ops->lost(link->ops->arg);
+}
+
+static void fail(struct link_up *link, const char *why, const char *hint)
+{
+    fail_as(link, link->state == LINK_UP ? "lost" : "cannot reach", why, hint);
+}
+
+static void refused(struct link_up *link, const Boost__Failure *f)
+{
+    fail_as(link, "refused by", f->message ? f->message : "no reason is given", f->hint);
 }
 
 void link_up_again(struct link_up *link, const char *why)
@@ -180,7 +189,7 @@ static void take_hello(struct link_up *link, const Boost__Hello *hello)
 {
     char text[160];
     if (hello->refused) {
-        fail(link, hello->refused->message ? hello->refused->message : "refused", hello->refused->hint);
+        refused(link, hello->refused);
     } else if (hello->protocol_min > FRAME_PROTOCOL_VERSION || hello->protocol < FRAME_PROTOCOL_MIN) {
         snprintf(text, sizeof text, "it speaks protocol %d to %d, this agent %d to %d", hello->protocol_min,
                  hello->protocol, FRAME_PROTOCOL_MIN, FRAME_PROTOCOL_VERSION);
@@ -204,8 +213,7 @@ static void take_registered(struct link_up *link, const Boost__Registered *answe
 static void take_message(struct link_up *link, const Boost__ControllerMessage *m)
 {
     if (m->body_case == BOOST__CONTROLLER_MESSAGE__BODY_REFUSED) {
-        const Boost__Failure *f = m->refused;
-        fail(link, f->message ? f->message : "registration refused", f->hint);
+        refused(link, m->refused);
     } else if (m->body_case == BOOST__CONTROLLER_MESSAGE__BODY_REGISTERED) {
         if (link->state == LINK_REGISTERING)
             take_registered(link, m->registered);

@@ -67,7 +67,7 @@ static int apply_set(ProtobufCMessage *m, struct arena *a, const char *assignmen
     size_t len = (size_t)(equals - assignment);
     const ProtobufCFieldDescriptor *f = reflect_field(m->descriptor, assignment, len);
     if (!f)
-        return reflect_unknown_field_error(err, "--set: ", "", m->descriptor, assignment, len);
+        return reflect_unknown_field_error(err, "--set: ", "", m->descriptor, assignment, len, REFLECT_DOTS);
     const char *value = equals + 1;
     if (f->type == PROTOBUF_C_TYPE_STRING && *value != '"' && *value != '\'') {
         char **at = reflect_add(m, f, a);

@@ -49,8 +49,7 @@ static bool reaches(off_t size, uint64_t from, uint64_t bytes)
     return bytes <= (uint64_t)size && from <= (uint64_t)size - bytes;
 }
 
-/* dlopen() maps what the headers promise: from a file that was copied half it dies of SIGBUS, and a fifo it waits for.
- * What is no library at all it tells best itself. */
+/* dlopen() maps what the headers promise: from a file that was copied half it dies of SIGBUS, and a fifo it waits for. */
 static int check_whole(const char *path, struct error *err)
 {
     Elf64_Ehdr head;
@@ -61,8 +60,11 @@ static int check_whole(const char *path, struct error *err)
         rc = error_set(err, ERR_UNSUPPORTED, "the CUDA backend cannot be loaded: %s: %s", path, strerror(errno));
     } else if (!S_ISREG(st.st_mode)) {
         rc = error_set(err, ERR_UNSUPPORTED, "the CUDA backend cannot be loaded: %s is not a file", path);
-    } else if (pread(fd, &head, sizeof head, 0) == sizeof head && !memcmp(head.e_ident, ELFMAG, SELFMAG) &&
-               head.e_ident[EI_CLASS] == ELFCLASS64) {
+    } else if (pread(fd, &head, sizeof head, 0) != sizeof head || memcmp(head.e_ident, ELFMAG, SELFMAG) != 0 ||
+               head.e_ident[EI_CLASS] != ELFCLASS64) {
+        error_set(err, ERR_UNSUPPORTED, "the CUDA backend cannot be loaded: %s is no library of this machine", path);
+        rc = error_hint(err, "copy or build it anew");
+    } else {
         bool whole = true;
         for (int i = 0; whole && i < head.e_phnum; i++)
             whole = reaches(st.st_size, head.e_phoff, (uint64_t)(i + 1) * sizeof part) &&

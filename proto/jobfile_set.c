@@ -91,7 +91,7 @@ static int find_target(struct target *t, struct arena *a, const char **p, struct
             return rc;
         t->f = reflect_field(t->m->descriptor, name, len);
         if (!t->f)
-            return reflect_unknown_field_error(err, t->prefix, t->where, t->m->descriptor, name, len);
+            return reflect_unknown_field_error(err, t->prefix, t->where, t->m->descriptor, name, len, REFLECT_DOTS);
         rc = check_index(t, err);
         if (rc)
             return rc;

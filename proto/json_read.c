@@ -311,7 +311,7 @@ static int read_member(const struct reader *r, ProtobufCMessage *m, const char *
     }
     if (!f) {
         snprintf(prefix, sizeof prefix, "%s: ", r->name);
-        return reflect_unknown_field_error(r->err, prefix, path, m->descriptor, key, strlen(key));
+        return reflect_unknown_field_error(r->err, prefix, path, m->descriptor, key, strlen(key), REFLECT_BRACES);
     }
     if (json_is_null(v))
         return ERR_OK;

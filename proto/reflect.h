@@ -75,9 +75,12 @@ const char *reflect_nearest_field(const ProtobufCMessageDescriptor *type, const 
 const char *reflect_nearest_enum(const ProtobufCEnumDescriptor *type, const char *name, size_t len);
 const ProtobufCEnumValue *reflect_enum_by_name(const ProtobufCEnumDescriptor *type, const char *name, size_t len);
 /* Fills *err (ERR_INVALID, with hint) for a field or enum value that is not known.
- * `where` is the message's path, "" at the top; `prefix` comes first ("job.pbtxt:3:5: "). */
+ * `where` is the message's path, "" at the top; `prefix` comes first ("job.pbtxt:3:5: "). A field that is in
+ * a group is suggested as `form` writes it. */
+enum reflect_form { REFLECT_BRACES /* optimizer { lr } */, REFLECT_DOTS /* optimizer.lr, as --set takes it */ };
 int reflect_unknown_field_error(struct error *err, const char *prefix, const char *where,
-                                const ProtobufCMessageDescriptor *type, const char *name, size_t len);
+                                const ProtobufCMessageDescriptor *type, const char *name, size_t len,
+                                enum reflect_form form);
 int reflect_unknown_enum_error(struct error *err, const char *prefix, const char *where,
                                const ProtobufCEnumDescriptor *type, const char *name, size_t len);
 

@@ -2,6 +2,7 @@
 #include <ctype.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #include "proto/reflect.h"
 
@@ -55,9 +56,22 @@ const char *reflect_nearest_field(const ProtobufCMessageDescriptor *type, const 
     return best;
 }
 
+/* What people call a value otherwise: by letters GPU is nearer to CPU than to CUDA. */
+static const char *synonym(const char *name, size_t len)
+{
+    static const char *const pairs[][2] = {{"GPU", "CUDA"}, {"NVIDIA", "CUDA"}};
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+        if (strlen(pairs[i][0]) == len && !strncasecmp(pairs[i][0], name, len))
+            return pairs[i][1];
+    return NULL;
+}
+
 const char *reflect_nearest_enum(const ProtobufCEnumDescriptor *type, const char *name, size_t len)
 {
-    const char *best = NULL;
+    const char *best = synonym(name, len);
+    if (best && reflect_enum_by_name(type, best, strlen(best)))
+        return best;
+    best = NULL;
     int best_distance = near_limit(len) + 1;
     for (unsigned i = 0; i < type->n_values; i++) {
         int d = distance(name, len, type->values[i].name, strlen(type->values[i].name));
@@ -78,22 +92,26 @@ const ProtobufCEnumValue *reflect_enum_by_name(const ProtobufCEnumDescriptor *ty
 }
 
 /* The group that has a field of exactly this name: the commonest slip is a field on the wrong level. */
-static const char *group_with(const ProtobufCMessageDescriptor *type, const char *name, size_t len)
+static const ProtobufCFieldDescriptor *group_with(const ProtobufCMessageDescriptor *type, const char *name, size_t len)
 {
     for (unsigned i = 0; i < type->n_fields; i++)
         if (type->fields[i].type == PROTOBUF_C_TYPE_MESSAGE && reflect_field(type->fields[i].descriptor, name, len))
-            return type->fields[i].name;
+            return &type->fields[i];
     return NULL;
 }
 
 int reflect_unknown_field_error(struct error *err, const char *prefix, const char *where,
-                                const ProtobufCMessageDescriptor *type, const char *name, size_t len)
+                                const ProtobufCMessageDescriptor *type, const char *name, size_t len,
+                                enum reflect_form form)
 {
     const char *near = reflect_nearest_field(type, name, len);
-    const char *group = group_with(type, name, len);
-    char guess[128] = "";
-    if (group)
-        snprintf(guess, sizeof guess, "; did you mean '%s { %.*s }'?", group, (int)len, name);
+    const ProtobufCFieldDescriptor *group = group_with(type, name, len);
+    char guess[REFLECT_PATH + 128] = "", path[REFLECT_PATH];
+    if (group && form == REFLECT_DOTS) {
+        reflect_path(path, where, group->name, group->label == PROTOBUF_C_LABEL_REPEATED ? 0 : -1);
+        snprintf(guess, sizeof guess, "; did you mean '%s.%.*s'?", path, (int)len, name);
+    } else if (group)
+        snprintf(guess, sizeof guess, "; did you mean '%s { %.*s }'?", group->name, (int)len, name);
     else if (near)
         snprintf(guess, sizeof guess, "; did you mean '%s'?", near);
     error_set(err, ERR_INVALID, "%sunknown field '%.*s' in %s%s", prefix, len > 100 ? 100 : (int)len, name,

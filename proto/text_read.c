@@ -494,7 +494,7 @@ static int read_unknown(struct reader *r, const ProtobufCMessageDescriptor *type
     if (type && !(r->options && r->options->allow_unknown)) {
         char prefix[REFLECT_PATH];
         token_prefix(&r->t, name->line, name->column, prefix, sizeof prefix);
-        return reflect_unknown_field_error(r->t.err, prefix, place->path, type, name->start, name->len);
+        return reflect_unknown_field_error(r->t.err, prefix, place->path, type, name->start, name->len, REFLECT_BRACES);
     }
     if (type && r->options->unknown)
         buffer_printf(r->options->unknown, "%s%s%s%.*s", r->options->unknown->len ? ", " : "", place->path,

@@ -521,6 +521,10 @@ def test_exit_codes(c):
     fails(c, 2, "unknown command 'stauts'", "stauts")
     fails(c, 2, "unknown option '--frobnicate'", "status", "--frobnicate")
     fails(c, 2, "table, wide, json", "-o", "xml", "status")
+    for words in (["-o", "json"], ["-ojson"], ["--output=json"]):
+        fails(c, 2, "-o FORMAT goes before the command: boostctl -o FORMAT status", "status", *words)
+    fails(c, 2, "-q goes before the command", "wait", "1", "-q")
+    fails(c, 2, "boostctl metrics JOB -o csv", "-o", "csv", "metrics", "1")
     fails(c, 2, "needs a job", "cancel")
     for args in (["restart", "1"], ["update", "1", "priority=3"], ["top"], ["usage"], ["stacks", "1"],
                  ["data"], ["sample", "1"], ["config"], ["eval", "1", "x"], ["completion", "bash"], ["ckpt", "rm", "1"],

@@ -200,13 +200,15 @@ def test_a_backend_that_cannot_be_loaded_is_named():
     with Gpus() as c:
         worker = BIN / "boost-worker"
         whole = (FAKES / "boost-cuda.so").read_bytes()
-        half, fifo = c.dir / "half.so", c.dir / "fifo.so"
+        half, fifo, text = c.dir / "half.so", c.dir / "fifo.so", c.dir / "text.so"
+        text.write_text("this is no library\n" * 10)
         half.write_bytes(whole[:len(whole) // 4])  # of the headers all, of what they promise a part
         os.mkfifo(fifo)
-        for path, why in ((half, "is cut short"), (fifo, "is not a file"), (c.dir, "is not a file")):
+        for path, why in ((half, "is cut short"), (text, "is no library"), (fifo, "is not a file"), (c.dir, "is not a file")):
             r = subprocess.run([worker, "--check-cuda"], env={**c.env, "BOOST_CUDA_LIBRARY": str(path)}, text=True,
                                capture_output=True, stdin=subprocess.DEVNULL, timeout=60)
             assert r.returncode == 66 and f"{path} {why}" in r.stderr, (path, r)
+            assert "LD_LIBRARY_PATH" not in r.stderr, r
 
 
 def test_a_worker_that_dies_of_the_check_is_named():

@@ -52,11 +52,16 @@ static const char *neighbours(int64_t n, int64_t step, char *out, size_t cap)
     return out;
 }
 
+static bool heads_fit(int64_t hidden, int64_t heads, int64_t kv_heads)
+{
+    return hidden % heads == 0 && hidden / heads % 2 == 0 && heads % kv_heads == 0;
+}
+
 static void check_heads(struct faults *f, const Boost__Model *m)
 {
     char near[64], mend[160];
     if (m->hidden % m->heads) {
-        snprintf(mend, sizeof mend, "set model.hidden: %s", neighbours(m->hidden, m->heads, near, sizeof near));
+        snprintf(mend, sizeof mend, "set model.hidden: %s", neighbours(m->hidden, 2 * (int64_t)m->heads, near, sizeof near));
         faults_add(f, mend, "model.hidden = %d is not a multiple of model.heads = %d; nearest: %s", m->hidden, m->heads,
                    near);
         return;
@@ -72,37 +77,74 @@ static void check_heads(struct faults *f, const Boost__Model *m)
     }
 }
 
+/* A width that parallel.tp divides where the strategy cuts it. */
+struct width {
+    const char *name;
+    int64_t value;
+    bool applies;
+};
+enum { HEADS, KV_HEADS, INTERMEDIATE, HIDDEN, RANK, WIDTHS };
+
+/* Whether `value` in the place of width `which` alone meets every rule of the widths. */
+static bool mends(const struct width *widths, int which, int64_t value, bool kv_follows, int64_t t)
+{
+    int64_t v[WIDTHS];
+    for (int i = 0; i < WIDTHS; i++)
+        v[i] = i == which ? value : widths[i].value;
+    if (kv_follows)
+        v[KV_HEADS] = v[HEADS];
+    for (int i = 0; i < WIDTHS; i++)
+        if (widths[i].applies && v[i] % t)
+            return false;
+    return heads_fit(v[HIDDEN], v[HEADS], v[KV_HEADS]);
+}
+
+/* ", or model.heads: 4 or 8": the nearest values of this width alone that mend it; "" when none near does. */
+static const char *other_width(const struct width *widths, int which, bool kv_follows, int64_t t, char *out, size_t cap)
+{
+    enum { TRIED = 1024 };
+    int64_t first = widths[which].value / t * t, below = 0, above = 0;
+    for (int64_t k = 0; k < TRIED && first - k * t > 0 && !below; k++)
+        if (mends(widths, which, first - k * t, kv_follows, t))
+            below = first - k * t;
+    for (int64_t k = 1; k <= TRIED && !above; k++)
+        if (mends(widths, which, first + k * t, kv_follows, t))
+            above = first + k * t;
+    if (below && above)
+        snprintf(out, cap, ", or model.%s: %lld or %lld", widths[which].name, (long long)below, (long long)above);
+    else if (below || above)
+        snprintf(out, cap, ", or model.%s: %lld", widths[which].name, (long long)(below ? below : above));
+    else
+        out[0] = '\0';
+    return out;
+}
+
 static void check_tp(struct faults *f, const Boost__JobSpec *spec)
 {
     const Boost__Model *m = spec_model(spec);
     int64_t t = spec_parallel(spec)->tp;
     const struct plan_cut *cut = plan_cut_of(spec_strategy(spec), spec_parallel(spec)->vanilla_attention ==
                                                                       BOOST__VANILLA_ATTENTION__VALUE__PUBLISHED);
-    const struct {
-        const char *name;
-        int64_t value;
-        bool applies;
-    } widths[] = {
-        {"heads", m->heads, cut->heads},
-        {"kv_heads", spec_kv_heads(m), cut->heads},
-        {"intermediate", m->intermediate, cut->mlp},
-        {"hidden", m->hidden, cut->hidden},
-        {"rank", m->rank, cut->latent},
+    const struct width widths[WIDTHS] = {
+        [HEADS] = {"heads", m->heads, cut->heads},
+        [KV_HEADS] = {"kv_heads", spec_kv_heads(m), cut->heads},
+        [INTERMEDIATE] = {"intermediate", m->intermediate, cut->mlp},
+        [HIDDEN] = {"hidden", m->hidden, cut->hidden},
+        [RANK] = {"rank", m->rank, cut->latent},
     };
-    enum { WIDTHS = sizeof widths / sizeof widths[0] };
     int64_t all = 0;
     for (int i = 0; i < WIDTHS; i++)
         if (widths[i].applies)
             all = gcd(widths[i].value, all);
-    char legal[128], near[64], mend[320];
+    char legal[128], other[96], mend[320];
     divisors(all, legal, sizeof legal);
     for (int i = 0; i < WIDTHS; i++) {
         if (!widths[i].applies || widths[i].value % t == 0)
             continue;
-        if (widths[i].value == widths[0].value && i == 1)
+        if (widths[i].value == widths[HEADS].value && i == KV_HEADS)
             continue; /* kv_heads follows heads: said once */
-        snprintf(mend, sizeof mend, "set parallel.tp to one of %s, or model.%s: %s", legal, widths[i].name,
-                 neighbours(widths[i].value, t, near, sizeof near));
+        snprintf(mend, sizeof mend, "set parallel.tp to one of %s%s", legal,
+                 other_width(widths, i, !m->has_kv_heads, t, other, sizeof other));
         faults_add(f, mend, "model.%s = %lld is not divisible by parallel.tp = %lld; legal tp here: %s", widths[i].name,
                    (long long)widths[i].value, (long long)t, legal);
     }

@@ -57,7 +57,7 @@ static void layout_names_legal_values(void **state)
 {
     (void)state;
     CHANGE(ERR_INVALID, "model.heads = 6 is not divisible by parallel.tp = 4; legal tp here: 1, 2, 3, 6",
-           "set parallel.tp to one of 1, 2, 3, 6, or model.heads: 4 or 8", parallel->tp = 4;
+           "set parallel.tp to one of 1, 2, 3, 6", parallel->tp = 4;
            model->kv_heads = 6);
     CHANGE(ERR_INVALID, "model.kv_heads = 2 is not divisible by parallel.tp = 3; legal tp here: 1, 2",
            "model.kv_heads: 3", parallel->tp = 3);
@@ -82,6 +82,31 @@ static void layout_names_legal_values(void **state)
     res.devices_per_node = 3;
     j.spec->resources = &res;
     refused(&j, ERR_INVALID, "resources.nodes * devices_per_node = 1 * 3 is not parallel.tp * pp * dp = 2", "leave");
+}
+
+/* A mend meets all rules at once: no multiple of 3 divides a hidden of 64, so no number of heads is offered for tp 3. */
+static void a_mend_of_tp_breaks_no_other_rule(void **state)
+{
+    (void)state;
+    struct job j;
+    struct error err = {0};
+    job_open(&j);
+    j.spec->model->hidden = 64;
+    j.spec->model->heads = 8;
+    j.spec->model->has_kv_heads = 0;
+    j.spec->parallel->tp = 3;
+    assert_int_equal(plan_validate(j.spec, &err), ERR_INVALID);
+    assert_string_equal(err.hint, "set parallel.tp to one of 1, 2, 4");
+    job_close(&j);
+    /* 96 has such divisors, and kv_heads follows: 96 / 6 and 96 / 12 are even, 96 / 9 is no number. */
+    job_open(&j);
+    j.spec->model->hidden = 96;
+    j.spec->model->heads = 8;
+    j.spec->model->has_kv_heads = 0;
+    j.spec->parallel->tp = 3;
+    assert_int_equal(plan_validate(j.spec, &err), ERR_INVALID);
+    assert_string_equal(err.hint, "set parallel.tp to one of 1, 2, 4, or model.heads: 6 or 12");
+    job_close(&j);
 }
 
 /* VANILLA cuts the rank and, SLICED, the heads; never the MLP's columns. */
@@ -244,6 +269,7 @@ int main(void)
         cmocka_unit_test(weights_of_files),          cmocka_unit_test(options_of_one_device),
         cmocka_unit_test(minimal_job_is_valid),      cmocka_unit_test(proto_faults_come_first),
         cmocka_unit_test(layout_names_legal_values), cmocka_unit_test(layout_reports_every_fault),
+        cmocka_unit_test(a_mend_of_tp_breaks_no_other_rule),
         cmocka_unit_test(vanilla_cuts_the_rank),     cmocka_unit_test(options_that_do_not_apply),
         cmocka_unit_test(unbuilt_things_are_named),  cmocka_unit_test(table_covers_every_field),
     };

@@ -258,7 +258,12 @@ static void test_set_faults(void **state)
     assert_int_equal(load("job", text_spec, strlen(text_spec), JOB_FORMAT_AUTO, false), 0);
     set_bad("optimizer.lrr=1", "cannot set optimizer.lrr: unknown field 'lrr' in optimizer; did you mean 'lr'?");
     set_bad("optmizer.lr=1", "cannot set optmizer.lr: unknown field 'optmizer' in JobSpec; did you mean 'optimizer'?");
-    set_bad("lr=1", "cannot set lr: unknown field 'lr' in JobSpec; did you mean 'optimizer { lr }'?");
+    set_bad("lr=1", "cannot set lr: unknown field 'lr' in JobSpec; did you mean 'optimizer.lr'?");
+    set_bad("key=1", "cannot set key: unknown field 'key' in JobSpec; did you mean 'label[0].key'?");
+    set_bad("resources.device=GPU", "cannot set resources.device: resources.device cannot be 'GPU' (one of AUTO CPU "
+                                    "CUDA); did you mean 'CUDA'?");
+    set_bad("resources.device=CPUU", "cannot set resources.device: resources.device cannot be 'CPUU' (one of AUTO CPU "
+                                     "CUDA); did you mean 'CPU'?");
     set_bad("parallel.strategy=BTTP", "cannot set parallel.strategy: parallel.strategy cannot be 'BTTP' (one of FULL "
                                       "VANILLA BTP); did you mean 'BTP'?");
     set_bad("model.hidden=big", "cannot set model.hidden: model.hidden: expected a whole number, found 'big'");
