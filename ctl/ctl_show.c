@@ -1,4 +1,5 @@
 /* boostctl show, ckpt and node: one thing in detail. */
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +31,8 @@ static void show_summary(const struct ctl *ctl, const Boost__ShowReply *r)
              reason_name(s->reason));
     line("state", text);
     line("info", s->info);
-    line("reason", r->reason_text);
+    if (r->reason_text && !(s->info && !strcmp(s->info, r->reason_text))) /* of a waiting job they are one */
+        line("reason", r->reason_text);
     line("user", s->user);
     snprintf(text, sizeof text, "%d", s->priority);
     line("priority", text);
@@ -136,13 +138,18 @@ static void checkpoint_table(const struct ctl *ctl, Boost__CheckpointInfo *const
     table_free(t);
 }
 
+/* What a queued job waits for stands in its info: the line here then adds only for how long. */
 static void show_waits(const Boost__ShowReply *r)
 {
+    static const char devices[] = "devices: ";
+    const char *info = r->summary->info;
     for (size_t i = 0; i < r->n_waits; i++) {
         char a[FORMAT_TEXT], b[FORMAT_TEXT];
         const Boost__WaitInfo *w = r->waits[i];
+        const char *name = w->name ? w->name : "";
+        bool said = info && !strncmp(name, devices, strlen(devices)) && !strcmp(name + strlen(devices), info);
         printf("%s%-10s ", i ? "" : "\nwaiting for\n", "");
-        print_safe(stdout, w->name ? w->name : "");
+        print_safe(stdout, said ? "devices" : name);
         printf(", %s so far", format_duration(w->elapsed_s, a));
         if (w->has_limit_s)
             printf(" of %s", format_duration(w->limit_s, b));
@@ -200,6 +207,32 @@ static Boost__Reply *ask(struct ctl *ctl, Boost__Request *request, Boost__Reply_
     return reply;
 }
 
+/* Whether `ref` named an attempt of the job that came, as 17.2: the name of a job may look so too. */
+static bool is_attempt(const char *ref, const Boost__ShowReply *r)
+{
+    char *end;
+    return isdigit((unsigned char)*ref) && strtoll(ref, &end, 10) == r->summary->id && *end == '.' &&
+           isdigit((unsigned char)end[1]) && strspn(end + 1, "0123456789/") == strlen(end + 1);
+}
+
+static void print_show(const struct ctl *ctl, const Boost__ShowReply *r)
+{
+    show_summary(ctl, r);
+    show_waits(r);
+    show_attempts(ctl, r);
+    if (r->n_devices) {
+        printf("\ndevices\n");
+        device_table(ctl, r->devices, r->n_devices, 2);
+    }
+    if (r->n_checkpoints) {
+        printf("\ncheckpoints\n");
+        checkpoint_table(ctl, r->checkpoints, r->n_checkpoints, 2);
+    }
+    show_goodput(r->goodput);
+    show_events(r);
+    show_spec(r);
+}
+
 int verb_show(struct ctl *ctl, int argc, char **argv)
 {
     bool help = false;
@@ -226,26 +259,18 @@ int verb_show(struct ctl *ctl, int argc, char **argv)
     request.show = &body;
     int code;
     Boost__Reply *reply = ask(ctl, &request, BOOST__REPLY__BODY_SHOW, &arena, &code);
-    if (reply && (ctl->output == OUTPUT_JSON || ctl->output == OUTPUT_JSONL)) {
+    if (reply && is_attempt(argv[first], reply->show)) {
+        long long id = reply->show->summary->id;
+        fprintf(stderr, "boostctl: show takes a job, and %s is one attempt of it\n"
+                        "  hint: boostctl show %lld lists its attempts; boostctl logs %s shows the output of this one\n",
+                argv[first], id, argv[first]);
+        code = EXIT_USAGE;
+    } else if (reply && (ctl->output == OUTPUT_JSON || ctl->output == OUTPUT_JSONL)) {
         json_emit(json_show(reply->show), ctl->output == OUTPUT_JSONL);
     } else if (reply && ctl->output == OUTPUT_NAME) {
         printf("%lld\n", (long long)reply->show->summary->id);
     } else if (reply) {
-        const Boost__ShowReply *r = reply->show;
-        show_summary(ctl, r);
-        show_waits(r);
-        show_attempts(ctl, r);
-        if (r->n_devices) {
-            printf("\ndevices\n");
-            device_table(ctl, r->devices, r->n_devices, 2);
-        }
-        if (r->n_checkpoints) {
-            printf("\ncheckpoints\n");
-            checkpoint_table(ctl, r->checkpoints, r->n_checkpoints, 2);
-        }
-        show_goodput(r->goodput);
-        show_events(r);
-        show_spec(r);
+        print_show(ctl, reply->show);
     }
     arena_free(&arena);
     return code;

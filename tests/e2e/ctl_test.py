@@ -202,6 +202,17 @@ def test_show(c):
     assert (one["attempt"], one["from_step"], one["to_step"], one["nodes"]) == (1, 0, 20, ["n1"]), one
     assert RFC3339.fullmatch(one["start"]) and one["start"] <= one["end"], one
     assert answer["goodput"]["productive_s"] > 0 and answer["waits"] == [], answer
+    fails(c, 2, [f"{job}.1 is one attempt of it", f"logs {job}.1"], "show", f"{job}.1")
+
+
+@shared
+def test_show_of_a_waiting_job_says_why_once(c):
+    job = c.submit(tiny_job(c, tp=4, name="never"))
+    info = c.status(job)["info"]
+    text = c.ok("show", job)
+    assert "devices" in info and text.count(info) == 1, text
+    assert re.search(r"waiting for\n +devices, .* so far", text), text
+    c.ok("cancel", job)
 
 
 @shared
