@@ -82,6 +82,17 @@ static void log_changes(const struct nvml_picture *was, const struct nvml_pictur
     }
 }
 
+/* Most nodes have no driver; a library that was named and is not there is a slip. */
+static void say_no_library(const struct agent_devices *d)
+{
+    static const Boost__AgentConfig defaults = BOOST__AGENT_CONFIG__INIT;
+    const char *library = d->agent->config->nvml_library;
+    if (strcmp(library, defaults.nvml_library) != 0)
+        log_line(LOG_WARN, "nvml_library cannot be loaded, so this node gives away CPU slots only: %s", d->err.message);
+    else
+        log_line(LOG_INFO, "no NVIDIA driver (%s is not here): this node gives away CPU slots only", library);
+}
+
 static void begin(struct agent_devices *d, int64_t now);
 
 static void looked(uv_work_t *work, int status)
@@ -97,7 +108,9 @@ static void looked(uv_work_t *work, int status)
         keep_identity(&d->now, &d->next);
         log_changes(&d->now, &d->next);
         d->now = d->next;
-    } else if (d->rc != d->last_rc && d->rc != ERR_NOT_FOUND) { /* most nodes have no driver: nothing to say */
+    } else if (d->rc == ERR_NOT_FOUND && d->last_rc != ERR_NOT_FOUND) {
+        say_no_library(d);
+    } else if (d->rc != d->last_rc) {
         log_error(LOG_WARN, &d->err, "the GPUs of this node cannot be looked at");
     }
     for (int i = 0; d->rc && d->rc != ERR_NOT_FOUND && i < d->now.n; i++)

@@ -232,6 +232,19 @@ def test_no_library_is_a_cpu_node():
     with Cluster(agent_set={"nvml_library": "/nowhere/libnvidia-ml.so.1"}) as c:
         n = c.json("node", "ls")["nodes"][0]
         assert n["device_kind"] == "cpu" and n["devices"] == 2 and "gpus" not in n, n
+        said = c.agents["n1"].log_text()
+        assert said.count("nvml_library cannot be loaded") == 1 and "/nowhere/libnvidia-ml.so.1" in said, said
+        # A second agent of the name was reached and refused; it keeps trying, so only its log tells.
+        argv = [BIN / "boost-agent", "--config", "/dev/null", "--state-dir", c.dir / "twin", "--node", "n1"]
+        with open(c.dir / "twin.log", "wb") as log:
+            twin = subprocess.Popen(argv, env=c.env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log)
+        try:
+            wait_until(lambda: "another agent of node n1" in (c.dir / "twin.log").read_text(), 10, "the refusal")
+        finally:
+            twin.terminate()
+            twin.wait()
+        said = (c.dir / "twin.log").read_text()
+        assert "refused by the controller" in said and "cannot reach" not in said, said
 
 
 def test_utilisation_where_the_peak_is_known():
