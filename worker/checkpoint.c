@@ -40,6 +40,7 @@ struct checkpoint {
     char (*names)[SHARD_NAME_BYTES];
     struct meta_list meta;
     struct buffer choices; /* of the kernels, as text */
+    bool choices_missed;   /* has been told */
     struct buffer header;
     size_t header_bytes; /* room kept for the header at the front of the image */
     size_t data_bytes;
@@ -134,13 +135,29 @@ static void fill_meta(struct checkpoint *c, const struct run_position *at)
     }
 }
 
+static void miss_choices(struct checkpoint *c, const char *why)
+{
+    if (!c->choices_missed)
+        engine_tell(c->engine,
+                    "the algorithms chosen for this device are not in the checkpoint (%s): a run from it chooses anew, "
+                    "same model, other last bits",
+                    why);
+    c->choices_missed = true;
+}
+
 /* What the kernels chose so far goes along, unless there is more of it than room: a run goes on without them. */
 static bool add_choices(struct checkpoint *c)
 {
     const struct kernels *k = engine_kernels(c->engine);
     struct error err;
     buffer_clear(&c->choices);
-    if (!k->choices_save || k->choices_save(engine_stream(c->engine), &c->choices, &err) || !c->choices.len)
+    if (!k->choices_save)
+        return false;
+    if (k->choices_save(engine_stream(c->engine), &c->choices, &err)) {
+        miss_choices(c, err.message);
+        return false;
+    }
+    if (!c->choices.len)
         return false;
     c->meta.items[c->meta.n++] = (struct safetensors_meta){"choices", (const char *)c->choices.data};
     return true;
@@ -325,6 +342,7 @@ int checkpoint_snapshot(struct checkpoint *c, const struct run_position *at, str
     bool choices = add_choices(c);
     int rc = make_header(c, c->header_bytes, err);
     if (!rc && choices && c->header.len > c->header_bytes) {
+        miss_choices(c, "they do not fit its header");
         c->meta.n--;
         rc = make_header(c, c->header_bytes, err);
     }

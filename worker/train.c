@@ -298,6 +298,7 @@ static int checkpoint_now(struct run *r, struct error *err)
     int rc = engine_adam_t(r->engine, &r->at.adam_t, err);
     if (!rc)
         rc = checkpoint_snapshot(r->checkpoint, &r->at, err);
+    tell_note(r);
     report_doing(report, "training");
     if (!rc)
         r->saved_step = r->at.step;

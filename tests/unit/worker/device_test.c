@@ -528,6 +528,8 @@ static void choices_go_along(void **state)
         alone_steps(&a, 1, 1);
         snapshot(&s, &a, 1);
         settle(&s);
+        const char *told = engine_note(a.e);
+        assert_true((told && strstr(told, "not in the checkpoint")) == !kinds[i].kept);
         checkpoint_close(s.c);
         alone_close(&a);
         shard_path(path, kinds[i].name, 1);
