@@ -3,7 +3,9 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdbool.h>
+#include <unistd.h>
 
 #include "proto/rankfiles.h"
 #include "worker/cuda.h"
@@ -61,6 +63,7 @@ struct life {
     struct comms comms;
     struct local_world *alone; /* of a rank that has no other */
     bool reporting, connected;
+    atomic_flag *ending; /* set by the one that records the rank's end */
 };
 
 static int check_cuda(const struct rank_orders *o, const struct plan *plan, struct error *err)
@@ -114,6 +117,8 @@ static int choose_kernels(struct life *l, const struct kernels **out, struct err
 static void lost(void *arg, const struct error *why)
 {
     struct life *l = arg;
+    if (atomic_flag_test_and_set(l->ending))
+        return; /* the rank's own thread has come to its end after all, and ends the process */
     const struct rank_orders *o = l->orders;
     const Boost__AttemptStart *s = o->start;
     const struct rank_status *page = l->report.status;
@@ -192,9 +197,9 @@ static int connect_ranks(struct life *l, struct error *err)
     return ERR_OK;
 }
 
-static int run(const struct rank_orders *o, struct train_end *end, struct error *err)
+static int run(const struct rank_orders *o, atomic_flag *ending, struct train_end *end, struct error *err)
 {
-    struct life l = {.orders = o};
+    struct life l = {.orders = o, .ending = ending};
     struct train t = {.start = o->start, .plan = &l.plan, .comms = &l.comms, .rank = o->rank, .report = &l.report};
     int rc = plan_make(o->start->spec, &l.plan, err);
     if (!rc)
@@ -226,10 +231,13 @@ out:
 int rank_run(const struct rank_orders *o, struct error *err)
 {
     struct train_end end = {.eval_loss = NAN};
+    atomic_flag ending = ATOMIC_FLAG_INIT;
     error_clear(err);
     if (!o->start->spec)
         error_set(err, ERR_INVALID, "start.pb holds no job");
-    int rc = o->start->spec ? run(o, &end, err) : (int)err->code;
+    int rc = o->start->spec ? run(o, &ending, &end, err) : (int)err->code;
+    while (atomic_flag_test_and_set(&ending))
+        pause(); /* lost() is telling it, and ends the process */
     Boost__DoneRecord__Why why = rc            ? BOOST__DONE_RECORD__WHY__FAILED
                                  : end.stopped ? BOOST__DONE_RECORD__WHY__STOPPED
                                                : BOOST__DONE_RECORD__WHY__COMPLETED;
