@@ -29,7 +29,15 @@ struct metrics_view {
     size_t n_marks;
     int attempt; /* of the last point */
     json_t *list;
+    bool any;              /* a row with a value has come */
+    bool found[MAX_NAMES]; /* a value of this name has come; without --name found[0] is of the one to plot */
 };
+
+/* What --plot draws. */
+static const char *plotted(const struct metrics_view *v)
+{
+    return v->n_names ? v->names[0] : "loss";
+}
 
 static const double *value_of(const Boost__MetricRow *row, const char *name)
 {
@@ -41,7 +49,7 @@ static const double *value_of(const Boost__MetricRow *row, const char *name)
 
 static void add_point(struct metrics_view *v, const Boost__MetricRow *row)
 {
-    const double *y = value_of(row, v->n_names ? v->names[0] : "loss");
+    const double *y = value_of(row, plotted(v));
     if (!y)
         return;
     if (v->n_points == v->cap_points) {
@@ -94,6 +102,10 @@ static void print_row(const Boost__MetricRow *row)
 
 static void take_row(struct metrics_view *v, const Boost__MetricRow *row)
 {
+    v->any = v->any || row->n_values;
+    v->found[0] = v->found[0] || value_of(row, plotted(v));
+    for (size_t i = 1; i < v->n_names; i++)
+        v->found[i] = v->found[i] || value_of(row, v->names[i]);
     if (v->plot)
         add_point(v, row);
     else if (v->csv)
@@ -145,6 +157,24 @@ static int read_rows(struct metrics_view *v)
     }
 }
 
+/* An answer without rows, or without one of the names, would say nothing. */
+static void say_missing(const struct metrics_view *v)
+{
+    if (!v->any && !v->n_names)
+        fprintf(stderr, "boostctl: rank %lld of job %s has reported no metrics\n", v->rank, v->job);
+    else if (!v->n_names && v->plot && !v->found[0])
+        fprintf(stderr, "boostctl: rank %lld of job %s has reported no %s\n", v->rank, v->job, plotted(v));
+    bool said = false;
+    for (size_t i = 0; i < (v->plot && v->n_names ? 1 : v->n_names); i++) {
+        if (v->found[i])
+            continue;
+        fprintf(stderr, "boostctl: rank %lld of job %s has reported no %s\n", v->rank, v->job, v->names[i]);
+        said = true;
+    }
+    if (said)
+        fprintf(stderr, "  hint: boostctl metrics %s --rank %lld shows all that it has\n", v->job, v->rank);
+}
+
 static void print_plot(struct metrics_view *v)
 {
     struct winsize size;
@@ -153,7 +183,7 @@ static void print_plot(struct metrics_view *v)
         width = size.ws_col - 12 < 120 ? size.ws_col - 12 : 120;
     setlocale(LC_CTYPE, "");
     bool unicode = !strcmp(nl_langinfo(CODESET), "UTF-8");
-    plot_print(stdout, v->n_names ? v->names[0] : "loss", v->points, v->n_points, v->marks, v->n_marks, width,
+    plot_print(stdout, plotted(v), v->points, v->n_points, v->marks, v->n_marks, width,
                PLOT_HEIGHT, unicode);
 }
 
@@ -218,8 +248,10 @@ int verb_metrics(struct ctl *ctl, int argc, char **argv)
     if (v.follow)
         ctl_catch_interrupt();
     int code = read_rows(&v);
-    if (!code && v.plot)
+    if (!code && v.plot && v.found[0])
         print_plot(&v);
+    if (!code && !ctl->quiet)
+        say_missing(&v);
     if (v.list && !code) {
         json_t *document = json_document("boost.metrics/1");
         json_put(document, "metrics", json_incref(v.list));

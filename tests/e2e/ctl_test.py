@@ -258,6 +258,18 @@ def test_metrics(c):
     assert "loss" in plot and len(plot.splitlines()) > 10, plot
     assert re.search(r"^attempt 1  step 20 +loss ", c.ok("metrics", job, "--name", "loss"), re.M)
     assert c.json("metrics", job, "--rank", "1")["metrics"], "timings of rank 1"
+    # What is not there is said, and only that; the data stays data.
+    r = c.ctl("metrics", job, "--name", "nonsense,loss")
+    assert r.rc == 0 and "no nonsense" in r.err and "no loss" not in r.err and r.out.count(" loss ") == 20, r
+    r = c.ctl("metrics", job, "--name", "nonsense")
+    assert r.rc == 0 and "no nonsense" in r.err and r.out == "", r
+    r = c.ctl("metrics", job, "--rank", "1", "--plot")
+    assert r.rc == 0 and f"rank 1 of job {job} has reported no loss" in r.err and r.out == "", r
+    held = c.submit(tiny_job(c, name="metrics-held"), "--hold")
+    r = c.ctl("-o", "json", "metrics", held)
+    assert r.rc == 0 and f"rank 0 of job {held} has reported no metrics" in r.err and json.loads(r.out)["metrics"] == [], r
+    assert c.ctl("-q", "metrics", held).err == "" and c.ctl("metrics", job).err == ""
+    c.ok("cancel", held)
     fails(c, 5, "not built", "metrics", job, "--tensorboard", "x")
     live = c.submit(tiny_job(c, name="metrics-followed"))
     follow = c.popen_ctl("-o", "jsonl", "metrics", live, "-f", "--name", "loss")
