@@ -44,7 +44,8 @@ void checkpoint_close(struct checkpoint *c);
 bool checkpoint_busy(struct checkpoint *c);
 /* Copies the state as it is now and hands it to the writer (after the writer's last one is done).
  * Training may go on when it returns; where the backend has streams for it the copy is made meanwhile, and the next
- * update waits for it. engine_note() says once what could not go along. A state that is not finite is not written: ERR_REFUSED of checkpoint_wait(). */
+ * update waits for it. engine_note() says once what could not go along. A state that is not finite is not written:
+ * ERR_REFUSED of checkpoint_wait(). */
 MUST_USE int checkpoint_snapshot(struct checkpoint *c, const struct run_position *at, struct error *err);
 /* Waits for the writer; the outcome of the last write. */
 int checkpoint_wait(struct checkpoint *c, struct error *err);

@@ -10,16 +10,16 @@
 
 struct plan;
 
-/* Collects every fault of a stage into one error: messages joined by "; ", the hint is
- * the first fault's mend. */
+/* Collects every fault of a stage into one error: messages joined by "; ", and so their mends in the hint, each once. */
 struct faults {
     struct error *err;
     enum error_code code; /* of every fault here */
     int count;
-    int hidden; /* faults that no longer fitted */
+    int hidden;       /* faults that no longer fitted */
+    int hidden_mends; /* as little */
 };
 void faults_add(struct faults *f, const char *mend, const char *fmt, ...) PRINTF_LIKE(3, 4);
-/* ERR_OK without a fault, else the code; adds "and N more". */
+/* ERR_OK without a fault, else the code; adds "and N more" to message and hint. */
 int faults_end(struct faults *f);
 
 /* The spec's sub-messages, with the defaults in place of absent ones. */

@@ -7,36 +7,49 @@
 
 #include "proto/tokenfile.h"
 
+enum { ROOM_FOR_REST = 24 }; /* "; and N more" */
+
+/* Appends "; text" where that and the rest still fit, false: not. The first one is cut to fit. */
+static bool append(char *to, size_t cap, const char *text, bool full)
+{
+    size_t used = strlen(to);
+    if (full || (used && used + 2 + strlen(text) + ROOM_FOR_REST > cap))
+        return false;
+    snprintf(to + used, cap - used - ROOM_FOR_REST, "%s%s", used ? "; " : "", text);
+    return true;
+}
+
+static void append_rest(char *to, size_t cap, int hidden)
+{
+    size_t used = strlen(to);
+    if (hidden)
+        snprintf(to + used, cap - used, "; and %d more", hidden);
+}
+
 void faults_add(struct faults *f, const char *mend, const char *fmt, ...)
 {
     f->count++;
     if (!f->err)
         return;
-    if (f->count == 1) {
+    if (f->count == 1)
         error_set(f->err, f->code, "%s", "");
-        error_hint(f->err, "%s", mend);
-    }
     char text[sizeof f->err->message];
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    enum { ROOM_FOR_REST = 24 };
-    size_t used = strlen(f->err->message);
-    if (f->hidden || used + 2 + strlen(text) + ROOM_FOR_REST > sizeof f->err->message) {
-        f->hidden++;
-        return;
-    }
-    snprintf(f->err->message + used, sizeof f->err->message - used, "%s%s", used ? "; " : "", text);
+    f->hidden += !append(f->err->message, sizeof f->err->message, text, f->hidden);
+    if (!strstr(f->err->hint, mend))
+        f->hidden_mends += !append(f->err->hint, sizeof f->err->hint, mend, f->hidden_mends);
 }
 
 int faults_end(struct faults *f)
 {
     if (!f->count)
         return ERR_OK;
-    if (f->err && f->hidden) {
-        size_t used = strlen(f->err->message);
-        snprintf(f->err->message + used, sizeof f->err->message - used, "; and %d more", f->hidden);
+    if (f->err) {
+        append_rest(f->err->message, sizeof f->err->message, f->hidden);
+        append_rest(f->err->hint, sizeof f->err->hint, f->hidden_mends);
     }
     return (int)f->code;
 }

@@ -199,6 +199,52 @@ static void unbuilt_things_are_named(void **state)
     refused(&j, ERR_UNSUPPORTED, "after = ", "leave after out");
 }
 
+/* Each unsupported field has its mend in the hint, and what does not fit is counted. */
+static void every_mend_is_told(void **state)
+{
+    (void)state;
+    struct job j;
+    struct error err = {0};
+    job_open(&j);
+    Boost__Resources r = BOOST__RESOURCES__INIT;
+    r.has_nodes = r.has_spares = r.has_exclusive = 1;
+    r.nodes = 2;
+    r.spares = 1;
+    r.exclusive = 1;
+    j.spec->resources = &r;
+    assert_int_equal(plan_validate(j.spec, &err), ERR_UNSUPPORTED);
+    assert_string_equal(err.hint, "set resources.nodes: 1; set resources.spares: 0; set resources.exclusive: false");
+    /* "; and N more" stands for those whose mend is not among the ones that the hint shows. */
+    enum { FILES = 4, FIELDS = 11 + FILES };
+    Boost__TokenFile files[FILES], *list[FILES];
+    for (int i = 0; i < FILES; i++) {
+        files[i] = *j.spec->data->train[0];
+        files[i].path = "s3://bucket/train.txt";
+        list[i] = &files[i];
+    }
+    j.spec->data->train = list;
+    j.spec->data->n_train = FILES;
+    r.nodelist = r.exclude = "n1";
+    r.constraint = "a-feature";
+    r.has_memory_mib = 1;
+    r.memory_mib = 7;
+    j.spec->run->tensorboard_dir = "/tb";
+    j.spec->checkpoint->mirror = "s3://bucket/prefix";
+    j.spec->data->cache_dir = "/cache";
+    j.spec->data->has_cache_max_mib = 1;
+    j.spec->data->cache_max_mib = 9;
+    assert_int_equal(plan_validate(j.spec, &err), ERR_UNSUPPORTED);
+    int shown = 0, more = 0;
+    for (const char *at = err.hint; at; at = strstr(at, "; ") ? strstr(at, "; ") + 2 : NULL) {
+        shown += !strncmp(at, "set ", 4) || !strncmp(at, "leave ", 6) || !strncmp(at, "give ", 5);
+        if (!strncmp(at, "and ", 4))
+            more = (int)strtol(at + 4, NULL, 10);
+    }
+    assert_int_equal(shown + more, FIELDS);
+    assert_true(more > 0);
+    job_close(&j);
+}
+
 /* Two training files of these weights, and an evaluation file of that one (0: none). */
 static void open_weighted(struct job *j, double first, double second, double eval)
 {
@@ -266,6 +312,7 @@ static void table_covers_every_field(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_mend_is_told),
         cmocka_unit_test(weights_of_files),          cmocka_unit_test(options_of_one_device),
         cmocka_unit_test(minimal_job_is_valid),      cmocka_unit_test(proto_faults_come_first),
         cmocka_unit_test(layout_names_legal_values), cmocka_unit_test(layout_reports_every_fault),
