@@ -118,9 +118,10 @@ static void device_table(const struct ctl *ctl, Boost__DeviceInfo *const *list, 
     table_free(t);
 }
 
+/* SINCE is when the row came into its state: of a deleted one, when it was deleted. */
 static void checkpoint_table(const struct ctl *ctl, Boost__CheckpointInfo *const *list, size_t n, int indent)
 {
-    static const char *const headers[] = {"STEP", "ATT", "STATE", "SHARDS", "SIZE", "TIME", "PATH", "NOTE"};
+    static const char *const headers[] = {"STEP", "ATT", "STATE", "SHARDS", "SIZE", "SINCE", "PATH", "NOTE"};
     struct table *t = table_new(8, headers, "rrlrrlll");
     for (size_t i = 0; i < n; i++) {
         const Boost__CheckpointInfo *c = list[i];

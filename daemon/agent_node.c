@@ -240,7 +240,11 @@ static int make_dirs(struct agent *agent, struct error *err)
         rc = fs_make_dirs(agent->attempts_dir, 0711, err);
     if (!rc)
         rc = fs_join(agent->logs_dir, sizeof agent->logs_dir, err, agent->state_dir, "logs");
-    return rc ? rc : fs_make_dirs(agent->logs_dir, 0700, err);
+    if (!rc)
+        rc = fs_make_dirs(agent->logs_dir, 0700, err);
+    if (rc && !*err->hint)
+        error_hint(err, "name another state directory with --state-dir");
+    return rc;
 }
 
 static int identify(struct agent *agent, struct error *err)

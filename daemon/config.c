@@ -90,6 +90,8 @@ static ProtobufCMessage *load(const ProtobufCMessageDescriptor *type, const char
     if (!m) {
         if (!path)
             error_set(err, ERR_NOMEM, "configuration: out of memory");
+        else if (err->code != ERR_NOMEM)
+            err->code = ERR_INVALID; /* a file that cannot be read is no valid configuration either */
         return NULL;
     }
     for (size_t i = 0; i < n; i++) {

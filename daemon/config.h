@@ -13,7 +13,7 @@
 /* All defaults are explicit in the result, so its fields can be read without asking for presence.
  * path NULL: `fallback` if that file exists, else only defaults. `sets`: n assignments "field=value" in the text
  * format's syntax (strings need no quotes). What it makes lives in `a`.
- * ERR_NOT_FOUND: path is given and missing. ERR_INVALID: syntax, unknown field, out of range. */
+ * ERR_INVALID: path is given and cannot be read, syntax, unknown field, out of range. */
 MUST_USE int config_load_boostd(const char *path, const char *fallback, const char *const *sets, size_t n,
                                 struct arena *a, Boost__BoostdConfig **out, struct error *err);
 MUST_USE int config_load_agent(const char *path, const char *fallback, const char *const *sets, size_t n,

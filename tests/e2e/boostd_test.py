@@ -118,7 +118,11 @@ def test_options_that_are_wrong_say_what_and_how():
         conf = c.dir / "bad.conf"
         conf.write_text("state_dir: \"x\"\nsocket 5\n")
         assert f"{conf}:2" in fails("--config", conf)
+        assert str(c.dir / "none.conf") in fails("--config", c.dir / "none.conf")
         assert not c.state_dir.exists(), "made before the options were known to be right"
+        p = subprocess.run([BIN / "boost-agent", "--config", "/dev/null", "--state-dir", conf / "agent"], env=c.env,
+                           capture_output=True, text=True, timeout=20)
+        assert p.returncode == 1 and "cannot create directory" in p.stderr and "--state-dir" in p.stderr, p
 
 
 def test_a_regular_file_at_the_socket_path_is_left_alone():

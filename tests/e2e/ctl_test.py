@@ -314,7 +314,7 @@ def test_logs_follow_across_a_restart(c):
 def test_checkpoints_and_nodes(c):
     job = done_job(c)
     lines = c.ok("ckpt", "ls", job).splitlines()
-    assert lines[0].split()[:7] == ["STEP", "ATT", "STATE", "SHARDS", "SIZE", "TIME", "PATH"], lines
+    assert lines[0].split()[:7] == ["STEP", "ATT", "STATE", "SHARDS", "SIZE", "SINCE", "PATH"], lines
     answer = c.json("ckpt", "ls", job)
     assert answer["schema"] == "boost.checkpoints/1" and answer["job"] == job, answer
     live = [k for k in answer["checkpoints"] if k["state"] == "COMMITTED"]

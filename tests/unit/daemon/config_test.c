@@ -93,7 +93,7 @@ static void the_fallback_may_be_missing_a_named_file_not(void **state)
     struct error err;
     Boost__BoostdConfig *c = NULL;
     assert_int_equal(config_load_boostd(NULL, "/nonexistent/boostd.conf", NULL, 0, &f->arena, &c, &err), 0);
-    assert_int_equal(load_boostd(f, "/nonexistent/boostd.conf", NULL, &c, &err), ERR_NOT_FOUND);
+    assert_int_equal(load_boostd(f, "/nonexistent/boostd.conf", NULL, &c, &err), ERR_INVALID);
     assert_non_null(strstr(err.message, "/nonexistent/boostd.conf"));
     write_config(f, "heartbeat_ms: 77\n");
     assert_int_equal(config_load_boostd(NULL, f->path, NULL, 0, &f->arena, &c, &err), 0);
