@@ -3,6 +3,7 @@
 """GPUs from submit to the rank's process, with a fake NVML of four GPUs and no NVIDIA driver: who gets which, over the
 agent's and the controller's end; what is unsound is passed over; a rank that finds no device says so."""
 import ctypes, json, os, shutil, subprocess
+from pathlib import Path
 
 from harness import BIN, Cluster, Process, Skip, alive, run, tiny_job, wait_until
 
@@ -226,6 +227,22 @@ def test_shares_of_a_gpu():
         job = c.submit(tiny_job(c, tp=2), *ON_CUDA)
         assert [c.sees(job, r)[0] for r in range(2)] == ["GPU-fake-0"] * 2
         wait_until(lambda: [(g.get("job"), g.get("rank")) for g in c.node()["gpus"]] == [(job, 0), (job, 1)], 10, "shares")
+
+
+def test_a_failed_test_leaves_no_rank():
+    """The command line of these ranks is "sleep 1000": only their environment tells whose they are."""
+    class Fails(Exception):
+        pass
+    try:
+        with Sleeping("count 1\n") as c:
+            job = c.submit(tiny_job(c), *ON_CUDA)
+            c.sees(job, 0)
+            pid = c.rank_pids(job, 1)[0]
+            wait_until(lambda: "sleep" in Path(f"/proc/{pid}/comm").read_text(), 10, "the worker's sleep")
+            assert pid in c.processes(), c.processes()
+            raise Fails
+    except Fails:
+        wait_until(lambda: not alive(pid), 10, "the end of the rank")
 
 
 def test_no_library_is_a_cpu_node():

@@ -53,16 +53,18 @@ def alive(pid):
 
 
 def processes_with(text):
-    """Pids whose command line holds the text, the caller's own apart."""
+    """Pids whose command line, or BOOST_RUN_DIR (of a rank and what it starts), holds the text, the caller's own apart."""
     found = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
         try:
             line = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            names = Path(f"/proc/{entry}/environ").read_bytes().decode(errors="replace").split("\0")
         except OSError:
-            continue
-        if text in line and alive(int(entry)):
+            continue  # gone, or another user's
+        ours = text in line or any(n.startswith("BOOST_RUN_DIR=") and text in n for n in names)
+        if ours and alive(int(entry)):
             found.append(int(entry))
     return found
 
