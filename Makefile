@@ -1,11 +1,14 @@
 # BOOST: build, test, demo. Everything made goes below $(BUILD).
 #
-#   make            binaries in build/bin
+#   make            binaries in build/bin, and what `make cuda` makes
+#   make cuda       build/lib/boost-cuda.so, where the CUDA toolkit is (CUDA_ARCH=... what it is built for)
 #   make demo       set up, build, train the example, kill a worker, see it recover
 #   make test       set up, build, run every test
+#   make test-full  the same, and the tests that take minutes
 #   make bench      benchmarks into build/bench.jsonl
 #   make gpu-bundle build/boost-gpu-<commit>.tar.xz, to test on a machine with a GPU
 #   make lint       house rules (tests/lint.sh), cppcheck where it is installed
+#   make clean      remove build
 #
 # A room (folder) is a library; sources are found by folder, so a new file needs
 # no line here. Dependencies between rooms are the L_* lists below.
