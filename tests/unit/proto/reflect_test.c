@@ -124,7 +124,8 @@ static void test_nearest(void **state)
     memset(longest, 'r', sizeof longest);
     assert_null(reflect_nearest_field(model, longest, sizeof longest));
     assert_string_equal(reflect_nearest_enum(&boost__factorization__value__descriptor, "cola", 4), "COLA");
-    assert_int_equal(reflect_unknown_field_error(&err, "p: ", "", model, longest, sizeof longest), ERR_INVALID);
+    assert_int_equal(reflect_unknown_field_error(&err, "p: ", "", model, longest, sizeof longest, REFLECT_BRACES),
+                     ERR_INVALID);
     assert_true(strlen(err.message) < 200);
 }
 
