@@ -51,10 +51,11 @@ MUST_USE int checkpoint_snapshot(struct checkpoint *c, const struct run_position
 int checkpoint_wait(struct checkpoint *c, struct error *err);
 int64_t checkpoint_bytes(const struct checkpoint *c); /* of a shard */
 
-/* Reads the state of this rank from a checkpoint directory written with the same tp, pp and dp (zero and
- * bucket_mib may differ), weights into the engine too; collective under zero 1. ERR_UNSUPPORTED: another layout.
- * ERR_INVALID: another model or another batch size. ERR_CORRUPT: damaged or incomplete. `status` may be NULL.
- * at->spike starts anew from a checkpoint that does not have it. */
+/* Reads the state of this rank from a checkpoint directory, whatever layout and strategy wrote it, weights into the
+ * engine too; collective under zero 1. ERR_INVALID: another model, precision class, batch size or sample order.
+ * ERR_CORRUPT: damaged, incomplete, an element there twice, or shards that are of different checkpoints. All headers
+ * are read, of the data what this rank needs. `status` may be NULL. at->spike starts anew from a checkpoint that does
+ * not have it. */
 MUST_USE int checkpoint_restore(const char *dir, const struct plan *plan, struct engine *engine, int rank,
                                 struct rank_status *status, struct run_position *at, struct error *err);
 /* Attempt number that wrote the directory "…/step-<n>.a<k>", from its name; 0 when it has another form. */

@@ -92,23 +92,28 @@ int safetensors_header(struct buffer *out, const struct safetensors_entry *entri
 
 /* ---- reading ----------------------------------------------------------------- */
 
-static int damaged(const struct safetensors_file *f, struct error *err, const char *what, const char *name)
+static int damaged_at(const char *path, struct error *err, const char *what, const char *name)
 {
-    error_set(err, ERR_CORRUPT, "%s: %s%s%s", f->path, what, *name ? " at tensor " : "", name);
+    error_set(err, ERR_CORRUPT, "%s: %s%s%s", path, what, *name ? " at tensor " : "", name);
     return error_hint(err, "the file is damaged or not a safetensors file; resume from another checkpoint");
 }
 
-static int read_at(const struct safetensors_file *f, void *out, uint64_t bytes, uint64_t offset, struct error *err)
+static int damaged(const struct safetensors_file *f, struct error *err, const char *what, const char *name)
+{
+    return damaged_at(f->path, err, what, name);
+}
+
+int safetensors_read_at(int fd, const char *path, uint64_t offset, uint64_t bytes, void *out, struct error *err)
 {
     uint64_t done = 0;
     while (done < bytes) {
-        ssize_t n = pread(f->fd, (char *)out + done, bytes - done, (off_t)(offset + done));
+        ssize_t n = pread(fd, (char *)out + done, bytes - done, (off_t)(offset + done));
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
-            return error_errno(err, errno, "cannot read %s", f->path);
+            return error_errno(err, errno, "cannot read %s", path);
         if (n == 0)
-            return damaged(f, err, "the file ends early", "");
+            return damaged_at(path, err, "the file ends early", "");
         done += (uint64_t)n;
     }
     return ERR_OK;
@@ -207,7 +212,7 @@ int safetensors_open(struct safetensors_file *f, const char *path, struct error 
     else if (f->fd < 0 || fstat(f->fd, &st) < 0)
         rc = error_errno(err, errno, "cannot open %s", path);
     if (!rc)
-        rc = read_at(f, length, sizeof length, 0, err);
+        rc = safetensors_read_at(f->fd, path, 0, sizeof length, length, err);
     if (rc)
         goto out;
     uint64_t bytes = get_u64(length);
@@ -217,7 +222,8 @@ int safetensors_open(struct safetensors_file *f, const char *path, struct error 
     }
     f->data_at = sizeof length + bytes;
     text = malloc(bytes);
-    rc = text ? read_at(f, text, bytes, sizeof length, err) : error_set(err, ERR_NOMEM, "out of memory");
+    rc = text ? safetensors_read_at(f->fd, path, sizeof length, bytes, text, err)
+              : error_set(err, ERR_NOMEM, "out of memory");
     if (rc)
         goto out;
     json_error_t where;
@@ -260,7 +266,7 @@ const char *safetensors_meta(const struct safetensors_file *f, const char *key)
 
 int safetensors_read(const struct safetensors_file *f, const struct safetensors_entry *e, void *out, struct error *err)
 {
-    int rc = read_at(f, out, e->end - e->begin, f->data_at + e->begin, err);
+    int rc = safetensors_read_at(f->fd, f->path, f->data_at + e->begin, e->end - e->begin, out, err);
     if (rc)
         error_context(err, "tensor %s", e->name);
     return rc;

@@ -13,7 +13,7 @@
 #include "proto/base/error.h"
 
 enum {
-    SAFETENSORS_ALIGN = 64,           /* data begins at a multiple of this in files written here */
+    SAFETENSORS_ALIGN = 64, /* data begins at a multiple of this in files written here */
     SAFETENSORS_MAX_HEADER = 100 << 20,
     SAFETENSORS_MAX_DIMS = 8,
 };
@@ -57,5 +57,8 @@ const char *safetensors_meta(const struct safetensors_file *f, const char *key);
 /* Reads a tensor of this file, end - begin bytes. */
 MUST_USE int safetensors_read(const struct safetensors_file *f, const struct safetensors_entry *e, void *out,
                               struct error *err);
+/* Bytes [offset, offset + bytes) of the open file `path`, counted from its start; ERR_CORRUPT where it ends before. */
+MUST_USE int safetensors_read_at(int fd, const char *path, uint64_t offset, uint64_t bytes, void *out,
+                                 struct error *err);
 
 #endif
