@@ -5,8 +5,9 @@
  *   step     tokens a second of whole steps, and the device memory that they take
  *   layer    forward and backward of one layer of rank 0 of tp: the difference between a deep model and a shallow one,
  * the update left out. The other ranks are not there: NULL collectives, whose results are wrong and take no time
- *   profile  where a step's time goes, by kernel: a table on standard error
- * Options: --name NAME of the result, --warm and --seconds SECONDS (2 and 5), --plain (nothing is captured), --cpu
+ *   profile  where a step's time goes, by kernel: a table on standard error. With --layers of the deep model that mode
+ * layer has, edges included
+ * Options: --name NAME of the result, --warm and --seconds SECONDS (2 and 5), --plain (nothing is captured), --layers, --cpu
  * (tries the program out: emulated bf16, figures of no meaning). Standard output: one JSON object a line with name,
  * value, unit and what belongs to it. */
 #include <ftw.h>
@@ -158,6 +159,14 @@ static void print_profile(const struct options *o, const struct model *m, const 
     line_end(o, &m->plan, log);
 }
 
+static int start_profiled(struct model *m, const struct options *o, const struct device *d, struct error *err)
+{
+    if (o->layers)
+        return start_layers(m, o, d, DEEP, err);
+    int rc = plan_alone(m, o, err);
+    return rc ? rc : model_start(m, o, err);
+}
+
 static int bench_profile(const struct options *o, struct device *d, struct error *err)
 {
     struct model m = {.comms = &d->alone};
@@ -165,9 +174,7 @@ static int bench_profile(const struct options *o, struct device *d, struct error
     struct trace_summary summary;
     struct device_log log;
     double ms, traced = 0;
-    int rc = plan_alone(&m, o, err);
-    if (!rc)
-        rc = model_start(&m, o, err);
+    int rc = start_profiled(&m, o, d, err);
     if (!rc)
         rc = model_run_for(&m, o->warm, false, err);
     if (!rc)
@@ -437,6 +444,8 @@ static bool read_options(int argc, char **argv, struct options *o)
             o->cpu = true;
         else if (!strcmp(argv[i], "--plain"))
             o->plain = true;
+        else if (!strcmp(argv[i], "--layers"))
+            o->layers = true;
         else if (!strcmp(argv[i], "--name") && value)
             o->name = argv[++i];
         else if (!strcmp(argv[i], "--warm") && value)
@@ -448,7 +457,7 @@ static bool read_options(int argc, char **argv, struct options *o)
         else
             return false;
     }
-    if (argc - i < 2)
+    if (argc - i < 2 || (o->layers && strcmp(argv[i], "profile")))
         return false;
     o->mode = argv[i];
     o->job = (struct bench_job){.model = argv[i + 1], .cuda = !o->cpu, .n = argc - i - 2, .set = argv + i + 2};
@@ -471,13 +480,13 @@ int main(int argc, char **argv)
             if (!strcmp(modes[i].name, o.mode))
                 mode = &modes[i];
     if (!mode) {
-        fprintf(stderr, "usage: gpu_bench [--name NAME] [--warm S] [--seconds S] [--gib GIB] [--plain] [--cpu] "
+        fprintf(stderr, "usage: gpu_bench [--name NAME] [--warm S] [--seconds S] [--gib GIB] [--plain] [--layers] [--cpu] "
                         "step|layer|profile|ops|fit|stall SIZE,KIND [FIELD=VALUE...]\n");
         return 2;
     }
     int rc = mode->run == bench_profile ? trace_open(&err) : ERR_OK;
     if (!rc)
-        rc = device_open(&d, &o, mode->run == bench_layer, &err);
+        rc = device_open(&d, &o, mode->run == bench_layer || o.layers, &err);
     if (!rc) {
         rc = mode->run(&o, &d, &err);
         device_close(&d);

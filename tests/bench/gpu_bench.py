@@ -46,6 +46,9 @@ def step_cases():
     out["step_1b_cola_b8_t2048_uncaptured"] = Case("step", "1b,cola", ON, options=("--plain",))
     for name, kind, more in (("cola", "cola", ()), ("cola_nondet", "cola", (NONDET,)), ("full", "full", ())):
         out[f"idle_pct_1b_{name}"] = Case("profile", f"1b,{kind}", ON, *more)
+    for name, kind, more in (("btp", "cola", ()), ("full", "full", ()), ("vanilla", "cola", ("parallel.strategy=VANILLA",))):
+        for b in (4, 1):
+            out[f"idle_pct_7b_tp4_{name}_b{b}"] = Case("profile", f"7b,{kind}", *more, *batch(b), options=("--layers",))
     for kind in ("cola", "full"):
         out[f"ops_ms_1b_{kind}"] = Case("ops", f"1b,{kind}", ON)
     out["ckpt_stall_ms_1b"] = Case("stall", "1b,cola", ON)

@@ -9,7 +9,7 @@
 struct options {
     const char *mode, *name;
     double warm, seconds, gib;
-    bool cpu, plain;
+    bool cpu, plain, layers;
     struct bench_job job;
 };
 
