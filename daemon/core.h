@@ -102,6 +102,10 @@ MUST_USE int core_dry_run(struct core *c, const Boost__JobSpec *spec, const stru
  * comes when the change is durable. */
 void core_control(struct core *c, Boost__ControlRequest__Verb verb, int64_t job, bool now, const struct core_user *user,
                   void (*reply)(void *arg, int rc, const struct error *err, const char *text), void *arg);
+/* Takes the victim's devices for `for_job`: it checkpoints (when it is RUNNING; else it is killed), is QUEUED again and
+ * goes on from there; the devices are free when it has stopped. What the scheduler calls: committed with the
+ * caller's change, else by the next core_run(). True: it stops, whoever asked; false: it has no attempt to stop. */
+bool core_preempt(struct core *c, struct job *victim, const struct job *for_job);
 /* "17", "17.2", a name, a unique prefix of names; ERR_NOT_FOUND, or ERR_AMBIGUOUS listing the candidates. */
 MUST_USE int core_find_job(struct core *c, const char *ref, struct job **out, struct error *err);
 

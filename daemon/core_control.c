@@ -208,6 +208,26 @@ static int release(struct core *c, struct job *job, const char *actor, struct co
     return ERR_OK;
 }
 
+bool core_preempt(struct core *c, struct job *victim, const struct job *for_job)
+{
+    if (victim->state == STATE(STOPPING))
+        return true;
+    if (!allowed(victim, EV_REQUEUE))
+        return false;
+    int64_t step = victim->step < 0 ? 0 : victim->step;
+    job_reason(victim, REASON(Preempted), "preempted at step %" PRId64 " by job %" PRId64 " (%s, priority %d)", step,
+               for_job->id, for_job->name, for_job->priority);
+    add_event(c, victim, victim->n_attempts, NULL, "controller", "preempted",
+              "job %" PRId64 " (%s, priority %d) needs its devices: checkpoints at step %" PRId64 " and is queued again",
+              for_job->id, for_job->name, for_job->priority, step);
+    bool was_live = job_live_attempt(victim) != NULL;
+    job_fire(c, victim, EV_REQUEUE);
+    if (!was_live)
+        attempt_say_end(c, victim, victim->n_attempts);
+    due_at(c, now_mono(c));
+    return true;
+}
+
 static int ask_checkpoint(struct core *c, struct job *job, const char *actor, struct control *x, struct error *err)
 {
     struct attempt *a = job_live_attempt(job);

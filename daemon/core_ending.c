@@ -84,7 +84,8 @@ void attempt_say_end(struct core *c, struct job *job, int attempt)
         add_event(c, job, attempt, NULL, "controller", "held", "%s", job->reason_text);
         break;
     case STATE(QUEUED):
-        add_event(c, job, attempt, NULL, "controller", "queued", "stopped and queued again");
+        add_event(c, job, attempt, NULL, "controller", "queued", "stopped and queued again%s%s; %s",
+                  *job->reason_text ? ": " : "", job->reason_text, last);
         break;
     case STATE(RECOVERING):
         add_event(c, job, attempt, NULL, "controller", "recovering", "attempt %d in %.1f s%s", job->n_attempts + 1,

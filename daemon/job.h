@@ -35,6 +35,8 @@ enum job_event {
     EV_HOLD,
     EV_RELEASE,
     EV_TIME_LIMIT,
+    EV_REQUEUE, /* others need its devices, or its node is drained: checkpoint, QUEUED */
+    EV_RESTART, /* a new attempt, of other settings or on other nodes: checkpoint, RECOVERING */
     EV_GRACE_OVER, /* the ranks had their time to stop                             */
     EV_COUNT
 };
