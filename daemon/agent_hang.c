@@ -88,9 +88,11 @@ void hang_excuse(struct hang_watch *h, int64_t gap_ns)
 void hang_describe(const struct hang_watch *h, int rank, int64_t now_ns, int64_t limit_ns, char *out, size_t cap)
 {
     const struct rank_status *s = &h->seen;
+    char last[RANK_COLLECTIVE_TEXT];
+    rank_collective_text(s, last, sizeof last);
     snprintf(out, cap,
-             "rank %d made no progress for %.1f s (limit %.1f s) while %s, %" PRId64 " steps done%s%.95s%s%.95s", rank,
+             "rank %d made no progress for %.1f s (limit %.1f s) while %s, %" PRId64 " steps done%s%s%s%.95s", rank,
              (double)(now_ns - h->changed_ns) / (double)NS_PER_S, (double)limit_ns / (double)NS_PER_S,
-             phase_name(s->phase), s->step, s->collective[0] ? "; last collective: " : "", s->collective,
-             s->doing[0] ? "; doing: " : "", s->doing);
+             phase_name(s->phase), s->step, last[0] ? "; last collective: " : "", last, s->doing[0] ? "; doing: " : "",
+             s->doing);
 }

@@ -222,6 +222,8 @@ static struct rank_end *end_of(struct core *c, const Boost__ExitRecord *x)
                            .last_step = x->has_last_step ? x->last_step : -1};
     if (x->error)
         e->error = strndup(x->error, 4096);
+    if (x->collective)
+        e->collective = strndup(x->collective, 256);
     if (x->device)
         e->device = strndup(x->device, 1024);
     size_t len = x->log_tail.len < LIMIT_LOG_LINE ? x->log_tail.len : LIMIT_LOG_LINE;

@@ -32,6 +32,7 @@ void rank_end_free(struct rank_end *end)
     if (!end)
         return;
     free(end->error);
+    free(end->collective);
     free(end->device);
     free(end->log_tail);
     free(end);

@@ -79,6 +79,7 @@ struct rank_end {
     int64_t arrival;   /* controller's order over all nodes  */
     int64_t last_step; /* -1 = not said */
     char *error;       /* may be NULL */
+    char *collective;  /* that it was in, or in last, as rank_collective_text(); NULL: in none, or not known */
     char *device;      /* the GPU that it had, where that may be the cause; may be NULL */
     uint8_t *log_tail;
     size_t log_tail_len;

@@ -31,6 +31,10 @@ bool rank_status_read(const char *run_dir, int rank, struct rank_status *out)
     ssize_t n = pread(fd, out, sizeof *out, 0);
     close(fd);
     out->collective[sizeof out->collective - 1] = out->doing[sizeof out->doing - 1] = '\0';
+    for (int i = 0; i < RANK_GROUPS; i++) {
+        struct rank_collective *c = &out->groups[i];
+        c->group[sizeof c->group - 1] = c->kind[sizeof c->kind - 1] = c->what[sizeof c->what - 1] = '\0';
+    }
     return n == sizeof *out && out->magic == RANK_STATUS_MAGIC;
 }
 
@@ -51,12 +55,14 @@ Boost__DoneRecord *rank_done_read(const Boost__AttemptStart *start, int rank)
     return done;
 }
 
-static bool read_step(const char *run_dir, int rank, int64_t *step)
+/* Where its page says that the rank stood; false when there is none. */
+static bool read_place(const char *run_dir, int rank, int64_t *step, char collective[RANK_COLLECTIVE_TEXT])
 {
     struct rank_status status;
     if (!rank_status_read(run_dir, rank, &status))
         return false;
     *step = status.step;
+    rank_collective_text(&status, collective, RANK_COLLECTIVE_TEXT);
     return true;
 }
 
@@ -91,7 +97,7 @@ static int write_record(const char *path, const Boost__ExitRecord *record, struc
 int rank_exit_write(const Boost__AttemptStart *start, const struct rank_exit *end, const struct buffer *tail,
                     struct error *err)
 {
-    char path[PATH_MAX], reserve[PATH_MAX], text[ERROR_TEXT];
+    char path[PATH_MAX], reserve[PATH_MAX], text[ERROR_TEXT], collective[RANK_COLLECTIVE_TEXT] = "";
     int rc = rank_file_path(path, sizeof path, start->run_dir, end->rank, "exit", err);
     if (rc)
         return rc;
@@ -114,7 +120,8 @@ int rank_exit_write(const Boost__AttemptStart *start, const struct rank_exit *en
     r.has_killed_by_us = r.has_oom = r.has_done = true;
     r.killed_by_us = end->killed_by_us;
     r.oom = end->oom;
-    r.has_last_step = read_step(start->run_dir, end->rank, &r.last_step);
+    r.has_last_step = read_place(start->run_dir, end->rank, &r.last_step, collective);
+    r.collective = collective[0] ? collective : NULL;
     Boost__DoneRecord *done = rank_done_read(start, end->rank);
     r.done = done != NULL;
     r.error = (char *)(uintptr_t)end->error;

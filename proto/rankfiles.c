@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -51,4 +52,33 @@ void rank_file_unmap(void *page)
 {
     if (page)
         munmap(page, RANK_FILE_BYTES);
+}
+
+static void bytes_text(uint64_t bytes, char out[32])
+{
+    static const char *const units[] = {"bytes", "KiB", "MiB", "GiB"};
+    double value = (double)bytes;
+    int u = 0;
+    while (value >= 1024 && u < 3) {
+        value /= 1024;
+        u++;
+    }
+    snprintf(out, 32, "%.*f %s", u && value < 99.95 ? 1 : 0, value, units[u]);
+}
+
+char *rank_collective_text(const struct rank_status *page, char *out, size_t cap)
+{
+    const struct rank_collective *c = &page->groups[page->group < RANK_GROUPS ? page->group : 0];
+    char bytes[32];
+    if (!c->group[0] || !c->seq) {
+        snprintf(out, cap, "%.95s", page->collective);
+    } else {
+        bytes_text(c->bytes, bytes);
+        snprintf(out, cap, "%.15s \"%.47s\" in group %.11s (call %" PRIu64 ", %s%s)", c->kind, c->what, c->group, c->seq,
+                 bytes, c->inside == RANK_LEFT ? ", done" : "");
+    }
+    for (char *s = out; *s; s++) /* whoever owns the directory may have written it */
+        if (*s < 0x20 || *s > 0x7E)
+            *s = '?';
+    return out;
 }

@@ -38,6 +38,22 @@ enum {
     RANK_EXIT_APP = 70,   /* everything else that the worker noticed   */
 };
 
+/* The last collective that a rank entered in one of its groups. */
+struct rank_collective {
+    uint64_t seq;    /* calls of this group begun by the rank, this one included; the same call has the same on each */
+    uint64_t bytes;  /* of it, all ranks' parts together where they are gathered or scattered */
+    uint32_t inside; /* RANK_INSIDE, RANK_LEFT, RANK_REACHED */
+    char group[12];  /* "tp"; "": none yet */
+    char kind[16];   /* "all_reduce" */
+    char what[48];   /* "latent qkv" */
+};
+enum {
+    RANK_LEFT,    /* it is over */
+    RANK_INSIDE,  /* the rank waits in it */
+    RANK_REACHED, /* the device has come to it; whether it is over is not known */
+    RANK_GROUPS = 5,
+};
+
 struct rank_status {
     uint32_t magic;
     uint32_t phase;    /* Boost__RankUpdate__Phase */
@@ -47,6 +63,8 @@ struct rank_status {
     uint64_t collective_seq;
     char collective[96]; /* last one begun: "latent qkv"                             */
     char doing[96];      /* "waiting for rank 1 at rendezvous"                       */
+    struct rank_collective groups[RANK_GROUPS];
+    uint32_t group; /* of the last one begun, in `groups` */
 };
 _Static_assert(sizeof(struct rank_status) <= RANK_FILE_BYTES, "status page");
 
@@ -55,6 +73,12 @@ struct rank_control {
     uint32_t stop;       /* 1: stop at the agreed step, after a checkpoint */
     uint32_t checkpoint; /* counter: a new value asks for one checkpoint   */
 };
+
+/* The last collective of a page for people: "all_reduce \"latent qkv\" in group tp (call 1234, 512 KiB)", with ", done"
+ * when it is over; of a page of an older worker its name alone; "" when there is none. Control bytes and bytes
+ * that are not ASCII become '?'. Returns out. */
+char *rank_collective_text(const struct rank_status *page, char *out, size_t cap);
+enum { RANK_COLLECTIVE_TEXT = 192 };
 
 /* Maps `<run_dir>/rank-<r>.<suffix>` shared; creates it with `magic` when `create`.
  * NULL and *err on failure. Unmap with rank_file_unmap. */

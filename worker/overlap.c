@@ -154,15 +154,28 @@ int64_t overlap_begin(struct overlap *o, const struct overlap_call *call)
     return number;
 }
 
+static struct comm_call describe(const struct overlap_call *call)
+{
+    int64_t bytes = call->comm->size * call->chunk * (int64_t)dtype_size(call->dtype);
+    for (int i = 0; call->kind == COMM_ALL_REDUCE && i < call->n; i++)
+        bytes = (i ? bytes : 0) + call->segments[i].count * (int64_t)dtype_size(call->segments[i].dtype);
+    return (struct comm_call){call->what, comm_kind_name(call->kind), call->comm->group, bytes};
+}
+
 int overlap_wait(struct overlap *o, int64_t number, struct error *err)
 {
     const struct entry *x = &o->entries[number % o->capacity];
-    if (x->call.comm->note)
-        x->call.comm->note(x->call.comm->note_arg, x->call.what);
+    const struct comm *comm = x->call.comm;
+    const struct comm_call call = describe(&x->call);
+    bool note = comm->note && !o->beside; /* on a stream the rank does not wait here, and its device tells */
+    if (note)
+        comm->note(comm->note_arg, &call, true);
     if (o->beside)
         o->k->await(x->call.ks, o->beside, slot_of(number));
     else
         wait_for_thread(o, number);
+    if (note && !x->rc)
+        comm->note(comm->note_arg, &call, false);
     if (x->rc && err)
         *err = x->err;
     return x->rc;

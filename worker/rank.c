@@ -124,8 +124,9 @@ static void lost(void *arg, const struct error *why)
     const struct rank_status *page = l->report.status;
     int64_t step = __atomic_load_n(&page->step, __ATOMIC_RELAXED);
     struct error told = *why, not_told;
-    error_context(&told, "step %" PRId64 "%s%.95s", step + 1, page->collective[0] ? ", last collective: " : "",
-                  page->collective);
+    char last[RANK_COLLECTIVE_TEXT];
+    rank_collective_text(page, last, sizeof last);
+    error_context(&told, "step %" PRId64 "%s%s", step + 1, last[0] ? ", last collective: " : "", last);
     report_line(&l->report, "rank %d: %s%s%s%s", o->rank, told.message, told.hint[0] ? " (" : "", told.hint,
                 told.hint[0] ? ")" : "");
     if (report_done(s->run_dir, s->job, s->attempt, o->rank, BOOST__DONE_RECORD__WHY__FAILED, step, NAN, &told,
@@ -134,10 +135,10 @@ static void lost(void *arg, const struct error *why)
     o->end_process(rank_exit_code(why));
 }
 
-static void reached(void *arg, const char *what)
+static void reached(void *arg, const struct comm_call *call, uint64_t seq)
 {
     struct life *l = arg;
-    report_collective(&l->report, what);
+    report_reached(&l->report, call, seq);
 }
 
 static void say(void *arg, const char *line)

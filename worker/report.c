@@ -9,6 +9,7 @@
 
 #include "proto/base/clock.h"
 #include "proto/base/fs.h"
+#include "worker/comm/comm.h"
 
 static int terminated; /* atomic */
 
@@ -100,13 +101,40 @@ void report_progress(void *arg)
     __atomic_fetch_add(&r->status->progress, 1, __ATOMIC_RELAXED);
 }
 
-void report_collective(void *arg, const char *what)
+static void put(char *to, size_t room, const char *text)
+{
+    size_t len = strnlen(text, room - 1);
+    memcpy(to, text, len);
+    to[len] = '\0';
+}
+
+static void note_collective(struct rank_status *page, const struct comm_call *call, uint64_t seq, uint32_t inside)
+{
+    struct rank_collective *c = &page->groups[call->group];
+    _Static_assert((int)RANK_GROUPS == (int)GROUP_COUNT, "a place on the page for each group");
+    put(c->group, sizeof c->group, comm_group_name(call->group));
+    put(c->kind, sizeof c->kind, call->kind);
+    put(c->what, sizeof c->what, call->what);
+    c->bytes = (uint64_t)call->bytes;
+    __atomic_store_n(&c->inside, inside, __ATOMIC_RELAXED);
+    __atomic_store_n(&c->seq, seq, __ATOMIC_RELAXED);
+    __atomic_store_n(&page->group, (uint32_t)call->group, __ATOMIC_RELAXED);
+    put(page->collective, sizeof page->collective, call->what);
+    __atomic_fetch_add(&page->collective_seq, 1, __ATOMIC_RELAXED);
+}
+
+void report_collective(void *arg, const struct comm_call *call, bool entered)
 {
     struct report *r = arg;
-    size_t room = sizeof r->status->collective - 1, len = strnlen(what, room);
-    memcpy(r->status->collective, what, len);
-    r->status->collective[len] = '\0';
-    __atomic_fetch_add(&r->status->collective_seq, 1, __ATOMIC_RELAXED);
+    if (entered)
+        note_collective(r->status, call, r->status->groups[call->group].seq + 1, RANK_INSIDE);
+    else
+        __atomic_store_n(&r->status->groups[call->group].inside, RANK_LEFT, __ATOMIC_RELAXED);
+}
+
+void report_reached(struct report *r, const struct comm_call *call, uint64_t seq)
+{
+    note_collective(r->status, call, seq, RANK_REACHED);
 }
 
 void report_line(struct report *r, const char *fmt, ...)

@@ -17,6 +17,8 @@
 /* Asks every rank of the process to stop, as SIGTERM does. Any thread. */
 void report_terminate(void);
 
+struct comm_call;
+
 struct report {
     const Boost__AttemptStart *start; /* the caller's */
     int rank;
@@ -39,8 +41,10 @@ void report_doing(struct report *r, const char *fmt, ...) PRINTF_LIKE(2, 3);
 void report_step_done(struct report *r, int64_t step);
 /* One micro-batch more; `arg` is a struct report (the engine's progress call). */
 void report_progress(void *arg);
-/* A collective was entered, or a device has come to it; `arg` is a struct report (struct comm's note). */
-void report_collective(void *arg, const char *what);
+/* A collective was entered or left; `arg` is a struct report (struct comm's note). A group is one thread's at a time. */
+void report_collective(void *arg, const struct comm_call *call, bool entered);
+/* A device has come to the `seq`th collective of its group. */
+void report_reached(struct report *r, const struct comm_call *call, uint64_t seq);
 /* "rank 0: text" on the log. */
 void report_line(struct report *r, const char *fmt, ...) PRINTF_LIKE(2, 3);
 

@@ -122,8 +122,16 @@ void cuda_row_dot(struct kstream *ks, int64_t T, int64_t w, const void *a, const
 void cuda_norm_k(struct kstream *ks, int64_t T, int64_t d, const void *R, const void *c, void *k);
 void cuda_copy_rows(struct kstream *ks, int64_t rows, int64_t w, const void *x, int64_t ldx, bool accumulate, void *y,
                     int64_t ldy);
-/* *host := value when the stream comes to it; page-locked host memory. Not of the table: the collectives use it. */
-void cuda_stamp(struct kstream *ks, volatile uint32_t *host, uint32_t value);
+/* How far a device has come, by slot; page-locked host memory. Scalars are written one by one. */
+enum { CUDA_STAMPS = 8 };
+struct cuda_stamps {
+    uint32_t value[CUDA_STAMPS]; /* of the last stamp */
+    uint32_t count[CUDA_STAMPS]; /* of stamps since the process began, launches of captured ones too */
+    uint32_t last;               /* slot that was stamped last */
+};
+/* When the stream comes to it: value and count of the slot. A slot is stamped by one stream at a time. Not of the table:
+ * the collectives use it. */
+void cuda_stamp(struct kstream *ks, volatile struct cuda_stamps *host, int slot, uint32_t value);
 void cuda_interleave(struct kstream *ks, int parts, int64_t T, int64_t w, const void *in, void *out);
 void cuda_grad_squares(struct kstream *ks, int64_t n, const void *grad, double *acc);
 void cuda_step_finish(struct kstream *ks, struct step_block *block, double beta1, double beta2, double clip);

@@ -48,13 +48,15 @@ static struct {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     const char *what;
-} told = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, ""};
+    uint64_t seq; /* in its group */
+} told = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, "", 0};
 
-static inline void reached(void *arg, const char *what)
+static inline void reached(void *arg, const struct comm_call *call, uint64_t seq)
 {
     (void)arg;
     pthread_mutex_lock(&told.lock);
-    told.what = what;
+    told.what = call->what;
+    told.seq = seq;
     pthread_cond_broadcast(&told.changed);
     pthread_mutex_unlock(&told.lock);
 }

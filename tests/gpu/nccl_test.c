@@ -273,6 +273,7 @@ static int tells(struct comms *comms, int to_test)
     CHECK(comes_to("plain again"));
     k->graph_launch(ks, graph);
     CHECK(comes_to("second"));
+    CHECK(told.seq == 4); /* of the world: plain, plain again, and both of the launch */
     CHECK(!k->stream_sync(ks, &err));
     k->graph_destroy(graph);
     return 0;

@@ -25,13 +25,20 @@ const char *comm_pass_name(enum comm_pass p)
     return (unsigned)p < PASS_COUNT ? pass_names[p] : "?";
 }
 
-static int64_t enter(struct comm *c, struct kstream *ks, const char *what)
+static int64_t enter(struct comm *c, struct kstream *ks, const struct comm_call *call)
 {
     if (c->backend->stamp)
-        c->backend->stamp(c, ks, what);
+        c->backend->stamp(c, ks, call);
     else if (c->note)
-        c->note(c->note_arg, what);
+        c->note(c->note_arg, call, true);
     return clock_mono_ns();
+}
+
+/* Not of one that failed: it stays where the rank was last. */
+static void note_left(struct comm *c, const struct comm_call *call)
+{
+    if (!c->backend->stamp && c->note)
+        c->note(c->note_arg, call, false);
 }
 
 static void count(struct comm *c, enum comm_kind kind, enum comm_pass pass, int64_t elements, int64_t bytes)
@@ -43,16 +50,17 @@ static void count(struct comm *c, enum comm_kind kind, enum comm_pass pass, int6
 }
 
 /* Counts a call that went through; gives context to one that did not. */
-static int leave(struct comm *c, enum comm_kind kind, int64_t elements, int64_t bytes, int64_t started,
-                 const char *what, int rc, struct error *err)
+static int leave(struct comm *c, enum comm_kind kind, int64_t elements, const struct comm_call *call, int64_t started,
+                 int rc, struct error *err)
 {
     *c->seconds += (double)(clock_mono_ns() - started) / (double)NS_PER_S;
     if (rc) {
-        error_context(err, "%s \"%s\" in group %s of rank %d", comm_kind_name(kind), what, comm_group_name(c->group),
+        error_context(err, "%s \"%s\" in group %s of rank %d", call->kind, call->what, comm_group_name(c->group),
                       c->world_rank);
         return rc;
     }
-    count(c, kind, c->pass, elements, bytes);
+    note_left(c, call);
+    count(c, kind, c->pass, elements, call->bytes);
     return ERR_OK;
 }
 
@@ -77,9 +85,10 @@ int comm_all_reduce(struct comm *c, struct kstream *ks, const struct comm_segmen
         elements += segments[i].count;
         bytes += segments[i].count * (int64_t)dtype_size(segments[i].dtype);
     }
-    int64_t started = enter(c, ks, what);
+    const struct comm_call call = {what, comm_kind_name(COMM_ALL_REDUCE), c->group, bytes};
+    int64_t started = enter(c, ks, &call);
     int rc = c->backend->all_reduce(c, ks, segments, n, op, err);
-    return leave(c, COMM_ALL_REDUCE, elements, bytes, started, what, rc, err);
+    return leave(c, COMM_ALL_REDUCE, elements, &call, started, rc, err);
 }
 
 int comm_reduce_scatter(struct comm *c, struct kstream *ks, void *data, void *out, int64_t chunk, enum dtype dtype,
@@ -90,9 +99,10 @@ int comm_reduce_scatter(struct comm *c, struct kstream *ks, void *data, void *ou
         copy_alone(c, ks, out, data, bytes);
         return ERR_OK;
     }
-    int64_t started = enter(c, ks, what);
+    const struct comm_call call = {what, comm_kind_name(COMM_REDUCE_SCATTER), c->group, bytes};
+    int64_t started = enter(c, ks, &call);
     int rc = c->backend->reduce_scatter(c, ks, data, out, chunk, dtype, err);
-    return leave(c, COMM_REDUCE_SCATTER, elements, bytes, started, what, rc, err);
+    return leave(c, COMM_REDUCE_SCATTER, elements, &call, started, rc, err);
 }
 
 int comm_all_gather(struct comm *c, struct kstream *ks, const void *in, void *out, int64_t chunk, enum dtype dtype,
@@ -103,19 +113,26 @@ int comm_all_gather(struct comm *c, struct kstream *ks, const void *in, void *ou
         copy_alone(c, ks, out, in, bytes);
         return ERR_OK;
     }
-    int64_t started = enter(c, ks, what);
+    const struct comm_call call = {what, comm_kind_name(COMM_ALL_GATHER), c->group, bytes};
+    int64_t started = enter(c, ks, &call);
     int rc = c->backend->all_gather(c, ks, in, out, chunk, dtype, err);
-    return leave(c, COMM_ALL_GATHER, elements, bytes, started, what, rc, err);
+    return leave(c, COMM_ALL_GATHER, elements, &call, started, rc, err);
+}
+
+static int64_t message_bytes(const struct comm_message *m)
+{
+    int64_t bytes = 0;
+    for (int i = 0; m && i < m->n; i++)
+        bytes += m->segments[i].count * (int64_t)dtype_size(m->segments[i].dtype);
+    return bytes;
 }
 
 static void count_message(struct comm *c, enum comm_kind kind, const struct comm_message *m)
 {
-    int64_t elements = 0, bytes = 0;
-    for (int i = 0; i < m->n; i++) {
+    int64_t elements = 0;
+    for (int i = 0; i < m->n; i++)
         elements += m->segments[i].count;
-        bytes += m->segments[i].count * (int64_t)dtype_size(m->segments[i].dtype);
-    }
-    count(c, kind, m->pass, elements, bytes);
+    count(c, kind, m->pass, elements, message_bytes(m));
 }
 
 int comm_exchange(struct comm *c, struct kstream *ks, const struct comm_message *send, const struct comm_message *recv,
@@ -123,13 +140,15 @@ int comm_exchange(struct comm *c, struct kstream *ks, const struct comm_message 
 {
     if (!send && !recv)
         return ERR_OK;
-    int64_t started = enter(c, ks, what);
+    const struct comm_call call = {what, "exchange", c->group, message_bytes(send) + message_bytes(recv)};
+    int64_t started = enter(c, ks, &call);
     int rc = c->backend->exchange(c, ks, send, recv, err);
     *c->seconds += (double)(clock_mono_ns() - started) / (double)NS_PER_S;
     if (rc) {
         error_context(err, "exchange \"%s\" in group %s of rank %d", what, comm_group_name(c->group), c->world_rank);
         return rc;
     }
+    note_left(c, &call);
     if (send)
         count_message(c, COMM_SEND, send);
     if (recv)
@@ -207,7 +226,7 @@ void comms_set_pass(struct comms *c, enum comm_pass pass)
         comms_group(c, (enum comm_group)g)->pass = pass;
 }
 
-void comms_set_note(struct comms *c, void (*note)(void *arg, const char *what), void *arg)
+void comms_set_note(struct comms *c, void (*note)(void *arg, const struct comm_call *call, bool entered), void *arg)
 {
     for (int g = 0; g < GROUP_COUNT; g++) {
         comms_group(c, (enum comm_group)g)->note = note;

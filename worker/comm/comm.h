@@ -52,6 +52,14 @@ struct comm_counters {
     struct comm_count by[GROUP_COUNT][COMM_KIND_COUNT][PASS_COUNT];
 };
 
+/* A call as people are told of it. */
+struct comm_call {
+    const char *what; /* the caller's constant text */
+    const char *kind; /* "all_reduce"; of a pipeline's messages "exchange" */
+    enum comm_group group;
+    int64_t bytes; /* as counted; of an exchange both ways */
+};
+
 struct comm {
     const struct comm_backend *backend;
     enum comm_group group;
@@ -60,8 +68,8 @@ struct comm {
     enum comm_pass pass;            /* set by the step */
     struct comm_counters *counters; /* the rank's, shared by its groups */
     double *seconds;                /* in this group's calls */
-    /* Called on entry with a text for the status page; may be NULL. */
-    void (*note)(void *arg, const char *what);
+    /* For the status page: a call was entered, or left again. By the thread that makes the call; may be NULL. */
+    void (*note)(void *arg, const struct comm_call *call, bool entered);
     void *note_arg;
     void *state; /* the backend's */
 };
@@ -84,8 +92,8 @@ struct comm_backend {
     void (*destroy)(struct comm *c);
     bool enqueues; /* calls are done when the stream comes to them: the host cannot tell how long they take */
     /* Enqueued in front of each call, where the host cannot tell which one is under way: instead of the comm's note,
-     * the device then says that it has come to `what` (struct comms_watch's `reached`). NULL: the note. */
-    void (*stamp)(struct comm *c, struct kstream *ks, const char *what);
+     * the device then says that it has come to it (struct comms_watch's `reached`). NULL: the note. */
+    void (*stamp)(struct comm *c, struct kstream *ks, const struct comm_call *call);
     /* In the memory that the calls work on, for a group of one; NULL: memcpy. */
     void (*copy)(struct kstream *ks, void *to, const void *from, size_t bytes);
     void (*abort)(struct comm *world, const struct error *why); /* comms_abort(); NULL: not needed */
@@ -133,7 +141,7 @@ struct comms {
 double comms_seconds(const struct comms *c);
 struct comm *comms_group(struct comms *c, enum comm_group g);
 void comms_set_pass(struct comms *c, enum comm_pass pass);
-void comms_set_note(struct comms *c, void (*note)(void *arg, const char *what), void *arg);
+void comms_set_note(struct comms *c, void (*note)(void *arg, const struct comm_call *call, bool entered), void *arg);
 /* For a rank that fails because of `why`, before it frees what its calls work on: ends the calls under way, which may
  * wait for other ranks for ever. Only comms_destroy() may follow. */
 void comms_abort(struct comms *c, const struct error *why);
@@ -165,9 +173,9 @@ struct comms_watch {
     /* Another rank or the connection to it is lost (why->code), seen by a thread that watches while the rank waits for
      * its device: that wait may never end, so this has to end the process. Called at most once. */
     void (*lost)(void *arg, const struct error *why);
-    /* The device has come to this call of a group; told some time later, of several at once the last one. The thread
-     * that watches. */
-    void (*reached)(void *arg, const char *what);
+    /* The device has come to this call of its group, the `seq`th there; told some time later, of several at once the
+     * last one. The thread that watches. */
+    void (*reached)(void *arg, const struct comm_call *call, uint64_t seq);
     /* A line for the rank's log. The thread of nccl_comms_create() or comms_destroy(). */
     void (*say)(void *arg, const char *line);
     void *arg;

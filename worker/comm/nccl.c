@@ -103,19 +103,20 @@ static int nccl_exchange(struct comm *c, struct kstream *ks, const struct comm_m
 }
 
 /* The texts are constants. */
-static void nccl_stamp(struct comm *c, struct kstream *ks, const char *what)
+static void nccl_stamp(struct comm *c, struct kstream *ks, const struct comm_call *call)
 {
     struct nccl_rank *r = ((struct member *)c->state)->rank;
-    int n = atomic_load(&r->n_texts), i = 0;
-    while (i < n && r->texts[i] != what)
+    int n = atomic_load(&r->n_kinds), i = 0;
+    while (i < n && !(r->kinds[i].what == call->what && r->kinds[i].group == call->group &&
+                      r->kinds[i].kind == call->kind && r->kinds[i].bytes == call->bytes))
         i++;
-    if (i == NCCL_CALLS)
-        return;
+    if (i == NCCL_CALLS) /* counted all the same; the name is of one before it */
+        i = NCCL_CALLS - 1;
     if (i == n) {
-        r->texts[i] = what;
-        atomic_store(&r->n_texts, n + 1);
+        r->kinds[i] = *call;
+        atomic_store(&r->n_kinds, n + 1);
     }
-    cuda_stamp(ks, r->stamp, (uint32_t)i + 1);
+    cuda_stamp(ks, r->stamps, (int)c->group, (uint32_t)i + 1);
 }
 
 static void nccl_copy(struct kstream *ks, void *to, const void *from, size_t bytes)
@@ -190,12 +191,13 @@ int nccl_comms_create(int rank, const struct comm_layout *layout, const char *bi
     r->rank = rank;
     r->world = world;
     r->watch = *watcher;
-    r->stamp = cuda_host_alloc(sizeof *r->stamp, err);
-    if (!r->stamp) {
+    _Static_assert((int)GROUP_COUNT <= (int)CUDA_STAMPS, "a place for each group");
+    r->stamps = cuda_host_alloc(sizeof *r->stamps, err);
+    if (!r->stamps) {
         free(r);
         return err->code;
     }
-    *r->stamp = 0;
+    memset((void *)r->stamps, 0, sizeof *r->stamps);
     pthread_mutex_init(&r->calls, NULL);
     for (int g = 0; g < GROUP_COUNT; g++)
         r->members[g].rank = r;

@@ -20,7 +20,7 @@
 enum {
     NCCL_BLAME_WAIT_MS = 1000, /* after an error, for the news of who is gone */
     NCCL_COMMUNICATORS = GROUP_COUNT + 1,
-    NCCL_CALLS = 64, /* of different texts */
+    NCCL_CALLS = 256, /* of different kinds */
 };
 
 /* One rank's end of one group. */
@@ -44,10 +44,10 @@ struct nccl_rank {
     struct peers *peers;
     ncclComm_t root; /* of all ranks; makes the others */
     struct member members[GROUP_COUNT];
-    volatile uint32_t *stamp; /* page-locked: 1 + the number of the call's text that the device has come to; 0: none */
-    const char *texts[NCCL_CALLS];
-    atomic_int n_texts;
-    uint32_t told; /* the stamp as last told; the watcher's */
+    volatile struct cuda_stamps *stamps; /* page-locked; by group, values are 1 + a number in `kinds` */
+    struct comm_call kinds[NCCL_CALLS];
+    atomic_int n_kinds;
+    uint32_t told[GROUP_COUNT]; /* counts as last told; the watcher's */
     pthread_mutex_t calls; /* held in every call on a communicator once the ranks are connected */
     pthread_t watcher;
     bool watching;

@@ -44,14 +44,23 @@ static ncclResult_t look(struct nccl_rank *r)
     return found;
 }
 
-/* Which call the device has come to. */
+static void tell_reached_of(struct nccl_rank *r, int group)
+{
+    uint32_t count = r->stamps->count[group], value = r->stamps->value[group];
+    if (count == r->told[group] || !value)
+        return;
+    r->told[group] = count;
+    r->watch.reached(r->watch.arg, &r->kinds[value - 1], count);
+}
+
+/* Which calls the device has come to; the last one last. */
 static void tell_reached(struct nccl_rank *r)
 {
-    uint32_t now = *r->stamp;
-    if (now == r->told)
-        return;
-    r->told = now;
-    r->watch.reached(r->watch.arg, r->texts[now - 1]);
+    uint32_t last = r->stamps->last;
+    for (int g = 0; g < GROUP_COUNT; g++)
+        if ((uint32_t)g != last)
+            tell_reached_of(r, g);
+    tell_reached_of(r, (int)last);
 }
 
 static void *watch(void *arg)
@@ -183,7 +192,7 @@ void nccl_abort_start(struct nccl_rank *r, const struct error *why)
 static void free_rank(struct nccl_rank *r)
 {
     peers_close(r->peers);
-    cuda_host_release((void *)r->stamp);
+    cuda_host_release((void *)r->stamps);
     pthread_mutex_destroy(&r->calls);
     free(r);
 }

@@ -368,11 +368,13 @@ static void test_done_record(void **state)
     struct rank_status *page = rank_file_map(f->dir, 2, "status", RANK_STATUS_MAGIC, 1, NULL);
     assert_non_null(page);
     page->step = 9;
+    page->group = 1;
+    page->groups[1] = (struct rank_collective){7, 3 << 19, RANK_INSIDE, "tp", "all_reduce", "latent qkv"};
     rank_file_unmap(page);
     start_keeper(f, "codes", 3, false);
     assert_int_equal(join_keeper(f), 0);
     Boost__ExitRecord *r = read_exit(f, 0);
-    assert_true(r->done && r->last_step == 42 && !r->error);
+    assert_true(r->done && r->last_step == 42 && !r->error && !r->collective);
     boost__exit_record__free_unpacked(r, NULL);
     r = read_exit(f, 1);
     assert_true(r->done);
@@ -380,6 +382,7 @@ static void test_done_record(void **state)
     boost__exit_record__free_unpacked(r, NULL);
     r = read_exit(f, 2);
     assert_true(!r->done && r->last_step == 9);
+    assert_string_equal(r->collective, "all_reduce \"latent qkv\" in group tp (call 7, 1.5 MiB)");
     boost__exit_record__free_unpacked(r, NULL);
 }
 

@@ -87,21 +87,25 @@ static void time_is_told_only_where_the_host_knows_it(void **state)
 
 static char heard[96];
 
-static void hear(void *arg, const char *what)
+static void hear(void *arg, const struct comm_call *call, bool entered)
 {
     (void)arg;
-    snprintf(heard, sizeof heard, "host: %s", what);
+    snprintf(heard, sizeof heard, "host %s: %s %s %s %lld", entered ? "in" : "out", call->kind, call->what,
+             comm_group_name(call->group), (long long)call->bytes);
 }
-static void stamp(struct comm *c, struct kstream *ks, const char *what)
+static void stamp(struct comm *c, struct kstream *ks, const struct comm_call *call)
 {
     (void)c, (void)ks;
-    snprintf(heard, sizeof heard, "device: %s", what);
+    snprintf(heard, sizeof heard, "device: %s", call->what);
 }
+static int outcome;
+static char during[96];
 static int done(struct comm *c, struct kstream *ks, const struct comm_segment *segments, int n, enum comm_op op,
                 struct error *err)
 {
-    (void)c, (void)ks, (void)segments, (void)n, (void)op, (void)err;
-    return ERR_OK;
+    (void)c, (void)ks, (void)segments, (void)n, (void)op;
+    snprintf(during, sizeof during, "%s", heard);
+    return outcome ? error_set(err, (enum error_code)outcome, "as the test wants it") : ERR_OK;
 }
 
 /* A backend whose calls are done later says itself when they begin. */
@@ -112,12 +116,18 @@ static void a_call_is_told_by_who_knows_when_it_begins(void **state)
     static const struct comm_backend later = {.name = "later", .all_reduce = done, .enqueues = true, .stamp = stamp};
     struct comms c;
     struct error err;
-    struct comm_segment s = {.dtype = DTYPE_F32};
+    struct comm_segment s = {.dtype = DTYPE_F32, .count = 6};
     alone(&c, &now);
     comms_set_note(&c, hear, NULL);
     c.tp.size = 2;
+    c.tp.group = GROUP_TP;
     assert_int_equal(comm_all_reduce(&c.tp, NULL, &s, 1, COMM_SUM, "latent qkv", &err), 0);
-    assert_string_equal(heard, "host: latent qkv");
+    assert_string_equal(during, "host in: all_reduce latent qkv tp 24");
+    assert_string_equal(heard, "host out: all_reduce latent qkv tp 24");
+    outcome = ERR_PEER_LOST; /* one that failed was not left: it is where the rank stood */
+    assert_int_equal(comm_all_reduce(&c.tp, NULL, &s, 1, COMM_SUM, "latent o", &err), ERR_PEER_LOST);
+    assert_string_equal(heard, "host in: all_reduce latent o tp 24");
+    outcome = ERR_OK;
     c.tp.backend = &later;
     assert_int_equal(comm_all_reduce(&c.tp, NULL, &s, 1, COMM_SUM, "latent o", &err), 0);
     assert_string_equal(heard, "device: latent o");

@@ -17,6 +17,7 @@
 #include <cmocka.h>
 
 #include "proto/base/fs.h"
+#include "worker/comm/comm.h"
 #include "worker/report.h"
 
 static char dir[64];
@@ -149,16 +150,34 @@ static void pages(void **state)
     char longer[200];
     memset(longer, 'x', sizeof longer - 1);
     longer[sizeof longer - 1] = '\0';
-    report_collective(&r, longer);
-    report_collective(&r, "latent qkv");
+    struct comm_call call = {longer, "all_reduce", GROUP_DP, 1};
+    char text[RANK_COLLECTIVE_TEXT];
+    assert_string_equal(rank_collective_text(status, text, sizeof text), "");
+    report_collective(&r, &call, true);
+    assert_int_equal(status->groups[GROUP_DP].inside, RANK_INSIDE);
+    report_collective(&r, &call, false);
+    call = (struct comm_call){"latent qkv", "all_reduce", GROUP_TP, 512 << 10};
+    report_collective(&r, &call, true);
+    assert_string_equal(rank_collective_text(status, text, sizeof text),
+                        "all_reduce \"latent qkv\" in group tp (call 1, 512 KiB)");
+    report_collective(&r, &call, false);
+    assert_string_equal(rank_collective_text(status, text, sizeof text),
+                        "all_reduce \"latent qkv\" in group tp (call 1, 512 KiB, done)");
     report_doing(&r, "waiting for rank %d", 2);
     assert_int_equal(status->phase, BOOST__RANK_UPDATE__PHASE__TRAINING);
     assert_int_equal(status->step, 17);
     assert_int_equal(status->progress, 2);
     assert_int_equal(status->collective_seq, 2);
     assert_string_equal(status->collective, "latent qkv");
-    report_collective(&r, longer);
+    call.what = longer;
+    report_reached(&r, &call, 9); /* of a device, which counts by itself */
     assert_int_equal(strlen(status->collective), sizeof status->collective - 1);
+    assert_int_equal(strlen(status->groups[GROUP_TP].what), sizeof status->groups[GROUP_TP].what - 1);
+    assert_int_equal(status->groups[GROUP_TP].seq, 9);
+    assert_int_equal(status->groups[GROUP_TP].inside, RANK_REACHED);
+    assert_int_equal(status->groups[GROUP_DP].seq, 1);
+    status->groups[GROUP_TP].what[3] = '\033'; /* what a page says is shown to people */
+    assert_null(strchr(rank_collective_text(status, text, sizeof text), '\033'));
     assert_string_equal(status->doing, "waiting for rank 2");
     assert_false(report_stop_asked(&r));
     control->stop = 1;
