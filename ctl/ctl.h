@@ -50,6 +50,9 @@ void ctl_arena(struct arena *arena);
 /* Sends and gives the first reply, unpacked into `arena`; NULL with *err set (a Failure of the server
  * becomes *err). Connects when needed. */
 Boost__Reply *ctl_call(struct ctl *ctl, Boost__Request *request, struct arena *arena, struct error *err);
+/* As ctl_call, for a reply of that kind; *code is the exit code, and the message is printed when it is NULL. */
+Boost__Reply *ctl_ask(struct ctl *ctl, Boost__Request *request, Boost__Reply__BodyCase want, struct arena *arena,
+                      int *code);
 /* The next frame of the same reply, after one with `more`. */
 Boost__Reply *ctl_more(struct ctl *ctl, struct arena *arena, struct error *err);
 /* For follows: like ctl_call, but a controller that answered before and is away now is waited for, with one

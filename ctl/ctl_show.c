@@ -1,24 +1,16 @@
-/* boostctl show, ckpt and node: one thing in detail. */
+/* boostctl show and ckpt: one thing in detail. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "ctl/ctl.h"
+#include "ctl/ctl_node.h"
 #include "ctl/format.h"
 #include "ctl/json_out.h"
 #include "ctl/options.h"
 #include "proto/base/clock.h"
 #include "proto/text.h"
-
-static void line(const char *label, const char *text)
-{
-    if (!text || !*text)
-        return;
-    printf("%-12s ", label);
-    print_safe(stdout, text);
-    putchar('\n');
-}
 
 static void show_summary(const struct ctl *ctl, const Boost__ShowReply *r)
 {
@@ -29,13 +21,13 @@ static void show_summary(const struct ctl *ctl, const Boost__ShowReply *r)
     putchar('\n');
     snprintf(text, sizeof text, "%s%s%s", state_name(s->state), *reason_name(s->reason) ? " " : "",
              reason_name(s->reason));
-    line("state", text);
-    line("info", s->info);
+    print_line("state", text);
+    print_line("info", s->info);
     if (r->reason_text && !(s->info && !strcmp(s->info, r->reason_text))) /* of a waiting job they are one */
-        line("reason", r->reason_text);
-    line("user", s->user);
+        print_line("reason", r->reason_text);
+    print_line("user", s->user);
     snprintf(text, sizeof text, "%d", s->priority);
-    line("priority", text);
+    print_line("priority", text);
     if (s->has_step) {
         int used = snprintf(text, sizeof text, "%lld/%lld", (long long)s->step, (long long)s->steps);
         if (s->has_loss)
@@ -48,17 +40,17 @@ static void show_summary(const struct ctl *ctl, const Boost__ShowReply *r)
             snprintf(text + used, sizeof text - (size_t)used, "  MFU %.1f%%", 100 * s->mfu);
         else if (s->has_tokens_per_s)
             snprintf(text + used, sizeof text - (size_t)used, "  MFU n/a");
-        line("step", text);
+        print_line("step", text);
     }
     if (s->has_submitted_wall_ns)
-        line("submitted", clock_rfc3339(s->submitted_wall_ns, when));
+        print_line("submitted", clock_rfc3339(s->submitted_wall_ns, when));
     if (s->has_ended_wall_ns && s->ended_wall_ns)
-        line("ended", clock_rfc3339(s->ended_wall_ns, when));
+        print_line("ended", clock_rfc3339(s->ended_wall_ns, when));
     if (s->has_elapsed_s)
-        line("elapsed", format_duration(s->elapsed_s, a));
+        print_line("elapsed", format_duration(s->elapsed_s, a));
     int max = r->resolved && r->resolved->restart ? r->resolved->restart->max_restarts : 0;
     snprintf(text, sizeof text, "%d of %d used", r->restarts_used, max);
-    line("restarts", text);
+    print_line("restarts", text);
 }
 
 static void show_attempts(const struct ctl *ctl, const Boost__ShowReply *r)
@@ -86,35 +78,6 @@ static void show_attempts(const struct ctl *ctl, const Boost__ShowReply *r)
         table_cell(t, "%s%s%s", end, *end && a->text && *a->text ? ": " : "", a->text ? a->text : "");
     }
     table_print(t, stdout, ctl->color, 2);
-    table_free(t);
-}
-
-/* One line a GPU. */
-static void device_table(const struct ctl *ctl, Boost__DeviceInfo *const *list, size_t n, int indent)
-{
-    static const char *const headers[] = {"NODE", "GPU", "NAME", "MEMORY", "USED", "JOB", "RANK", "HEALTH", "UUID"};
-    struct table *t = table_new(9, headers, "lrlrrrrll");
-    for (size_t i = 0; i < n; i++) {
-        const Boost__DeviceInfo *d = list[i];
-        char memory[FORMAT_TEXT], used[FORMAT_TEXT];
-        bool works = !d->trouble || !*d->trouble;
-        table_cell(t, "%s", d->node ? d->node : "");
-        table_cell(t, "%d", d->index);
-        table_cell(t, "%s", d->name ? d->name : "");
-        table_cell(t, "%s", format_bytes(d->memory_mib << 20, memory));
-        table_cell(t, "%s", format_bytes(d->used_mib << 20, used));
-        if (d->has_job) {
-            table_cell(t, "%lld.%d", (long long)d->job, d->attempt);
-            table_cell(t, "%d", d->rank);
-        } else {
-            table_cell(t, "-");
-            table_cell(t, "-");
-        }
-        table_cell(t, "%s%s%s", works ? "ok" : d->trouble, d->note && *d->note ? "; " : "", d->note ? d->note : "");
-        table_color(t, works ? "\033[32m" : "\033[31m");
-        table_cell(t, "%s", d->uuid ? d->uuid : "");
-    }
-    table_print(t, stdout, ctl->color, indent);
     table_free(t);
 }
 
@@ -194,20 +157,6 @@ static void show_spec(const Boost__ShowReply *r)
     buffer_free(&text);
 }
 
-/* A request with one job and one reply: the common part of show and ckpt ls. */
-static Boost__Reply *ask(struct ctl *ctl, Boost__Request *request, Boost__Reply__BodyCase want, struct arena *arena,
-                         int *code)
-{
-    struct error err;
-    Boost__Reply *reply = ctl_call(ctl, request, arena, &err);
-    if (reply && reply->body_case != want) {
-        error_set(&err, ERR_PROTOCOL, "boostd answered with something else");
-        reply = NULL;
-    }
-    *code = reply ? EXIT_OK : ctl_fail(&err);
-    return reply;
-}
-
 /* Whether `ref` named an attempt of the job that came, as 17.2: the name of a job may look so too. */
 static bool is_attempt(const char *ref, const Boost__ShowReply *r)
 {
@@ -259,7 +208,7 @@ int verb_show(struct ctl *ctl, int argc, char **argv)
     request.body_case = BOOST__REQUEST__BODY_SHOW;
     request.show = &body;
     int code;
-    Boost__Reply *reply = ask(ctl, &request, BOOST__REPLY__BODY_SHOW, &arena, &code);
+    Boost__Reply *reply = ctl_ask(ctl, &request, BOOST__REPLY__BODY_SHOW, &arena, &code);
     if (reply && is_attempt(argv[first], reply->show)) {
         long long id = reply->show->summary->id;
         fprintf(stderr, "boostctl: show takes a job, and %s is one attempt of it\n"
@@ -340,110 +289,9 @@ int verb_ckpt(struct ctl *ctl, int argc, char **argv)
     request.body_case = BOOST__REQUEST__BODY_CHECKPOINTS;
     request.checkpoints = &body;
     int code;
-    Boost__Reply *reply = ask(ctl, &request, BOOST__REPLY__BODY_CHECKPOINTS, &arena, &code);
+    Boost__Reply *reply = ctl_ask(ctl, &request, BOOST__REPLY__BODY_CHECKPOINTS, &arena, &code);
     if (reply)
         print_checkpoints(ctl, reply->checkpoints, all);
-    arena_free(&arena);
-    return code;
-}
-
-static void node_table(const struct ctl *ctl, const Boost__NodesReply *r)
-{
-    static const char *const headers[] = {"NODE", "STATE", "ADMIN", "DEVICES", "KIND", "MEMORY", "SEEN", "JOBS", "INFO"};
-    struct table *t = table_new(9, headers, "lllrlrrll");
-    for (size_t i = 0; i < r->n_nodes; i++) {
-        const Boost__NodeInfo *n = r->nodes[i];
-        char memory[FORMAT_TEXT], seen[FORMAT_TEXT], jobs[256] = "";
-        for (size_t j = 0, used = 0; j < n->n_jobs && used < sizeof jobs - 1; j++)
-            used += (size_t)snprintf(jobs + used, sizeof jobs - used, "%s%lld", j ? "," : "", (long long)n->jobs[j]);
-        const char *admin = enum_name(&boost__node_admin__value__descriptor, (int)n->admin);
-        table_cell(t, "%s", n->name ? n->name : "");
-        table_cell(t, "%s", enum_name(&boost__node_liveness__value__descriptor, (int)n->liveness));
-        table_color(t, n->liveness == BOOST__NODE_LIVENESS__VALUE__UP ? "\033[32m" : "\033[31m");
-        table_cell(t, "%s", n->admin ? admin : "-");
-        table_cell(t, "%d/%d busy", n->devices_busy, n->devices);
-        table_cell(t, "%s", n->device_kind ? n->device_kind : "");
-        table_cell(t, "%s", format_bytes(n->memory_mib << 20, memory));
-        table_cell(t, "%s", n->has_last_seen_s ? format_duration(n->last_seen_s, seen) : "-");
-        table_cell(t, "%s", *jobs ? jobs : "-");
-        table_cell(t, "%s", n->reason ? n->reason : "");
-    }
-    table_print(t, stdout, ctl->color, 0);
-    table_free(t);
-}
-
-/* Under -o wide, GPU by GPU. */
-static void node_gpus(const struct ctl *ctl, const Boost__NodesReply *r)
-{
-    size_t n = 0;
-    for (size_t i = 0; i < r->n_nodes; i++)
-        n += r->nodes[i]->n_gpus;
-    Boost__DeviceInfo **all = n ? malloc(n * sizeof *all) : NULL;
-    if (!all)
-        return;
-    n = 0;
-    for (size_t i = 0; i < r->n_nodes; i++)
-        for (size_t k = 0; k < r->nodes[i]->n_gpus; k++) {
-            all[n] = r->nodes[i]->gpus[k];
-            all[n++]->node = r->nodes[i]->name;
-        }
-    putchar('\n');
-    device_table(ctl, all, n, 0);
-    free(all);
-}
-
-int verb_node(struct ctl *ctl, int argc, char **argv)
-{
-    bool help = false;
-    const struct option_row rows[] = {
-        {'h', "help", NULL, "this text", &help, NULL, NULL},
-        {0, NULL, NULL, NULL, NULL, NULL, NULL},
-    };
-    int first = options_parse("node", argc, argv, rows);
-    if (first < 0)
-        return EXIT_USAGE;
-    if (help) {
-        printf("usage: boostctl node ls     (-o wide: GPU by GPU)\n");
-        options_help(rows);
-        return EXIT_OK;
-    }
-    if (first < argc && strcmp(argv[first], "ls") != 0) {
-        static const char *const later[] = {"show", "cordon", "drain", "resume"};
-        for (size_t i = 0; i < sizeof later / sizeof *later; i++)
-            if (!strcmp(argv[first], later[i])) {
-                fprintf(stderr, "boostctl: 'node %s' is not built in this version\n", argv[first]);
-                return EXIT_REFUSED;
-            }
-        return ctl_usage("node", "unknown command '%s'", argv[first]);
-    }
-    if (argc - first != 1)
-        return ctl_usage("node", "takes: node ls");
-    struct arena arena;
-    ctl_arena(&arena);
-    Boost__NodesRequest body = BOOST__NODES_REQUEST__INIT;
-    Boost__Request request = BOOST__REQUEST__INIT;
-    request.body_case = BOOST__REQUEST__BODY_NODES;
-    request.nodes = &body;
-    int code;
-    Boost__Reply *reply = ask(ctl, &request, BOOST__REPLY__BODY_NODES, &arena, &code);
-    if (reply) {
-        const Boost__NodesReply *r = reply->nodes;
-        if (ctl->output == OUTPUT_JSON || ctl->output == OUTPUT_JSONL) {
-            json_t *document = json_document("boost.nodes/1");
-            json_t *list = json_array();
-            for (size_t i = 0; i < r->n_nodes; i++)
-                json_array_append_new(list, json_node(r->nodes[i]));
-            json_put(document, "nodes", list);
-            json_emit(document, ctl->output == OUTPUT_JSONL);
-        } else if (ctl->output == OUTPUT_NAME) {
-            for (size_t i = 0; i < r->n_nodes; i++)
-                printf("%s\n", r->nodes[i]->name);
-        } else {
-            node_table(ctl, r);
-            if (ctl->output == OUTPUT_WIDE)
-                node_gpus(ctl, r);
-        }
-    }
     arena_free(&arena);
     return code;
 }

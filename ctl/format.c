@@ -248,3 +248,12 @@ void table_free(struct table *t)
     free(t->cells);
     free(t);
 }
+
+void print_line(const char *label, const char *text)
+{
+    if (!text || !*text)
+        return;
+    printf("%-12s ", label);
+    print_safe(stdout, text);
+    putchar('\n');
+}

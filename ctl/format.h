@@ -38,5 +38,7 @@ void table_print(struct table *t, FILE *out, bool color, int indent);
 void table_free(struct table *t);
 /* Writes text with control bytes (newline and tab apart) and broken UTF-8 replaced. */
 void print_safe(FILE *out, const char *text);
+/* "label        text" on stdout, the text through print_safe; nothing when there is no text. */
+void print_line(const char *label, const char *text);
 
 #endif

@@ -176,11 +176,34 @@ static json_t *device_array(Boost__DeviceInfo *const *list, size_t n)
             json_put(o, "trouble", json_text(d->trouble));
         if (d->note && *d->note)
             json_put(o, "note", json_text(d->note));
+        if (d->has_nvlink_group)
+            json_put(o, "nvlink_group", json_integer(d->nvlink_group));
         if (d->has_job) {
             json_put(o, "job", json_integer(d->job));
             json_put(o, "attempt", json_integer(d->attempt));
             json_put(o, "rank", json_integer(d->rank));
         }
+        json_array_append_new(array, o);
+    }
+    return array;
+}
+
+static json_t *pair_object(Boost__KeyValue *const *list, size_t n)
+{
+    json_t *o = json_object();
+    for (size_t i = 0; i < n; i++)
+        if (list[i]->key && *list[i]->key)
+            json_put(o, list[i]->key, json_text(list[i]->value));
+    return o;
+}
+
+static json_t *check_array(Boost__FailedCheck *const *list, size_t n)
+{
+    json_t *array = json_array();
+    for (size_t i = 0; i < n; i++) {
+        json_t *o = json_object();
+        json_put(o, "check", json_text(list[i]->check));
+        json_put(o, "text", json_text(list[i]->text));
         json_array_append_new(array, o);
     }
     return array;
@@ -214,6 +237,22 @@ json_t *json_node(const Boost__NodeInfo *n)
     json_put(o, "version", json_text(n->version));
     if (n->address && *n->address)
         json_put(o, "address", json_text(n->address));
+    if (n->admin_by && *n->admin_by)
+        json_put(o, "admin_by", json_text(n->admin_by));
+    if (n->has_admin_wall_ns)
+        json_put(o, "admin_since", json_time(n->admin_wall_ns));
+    if (n->has_cores)
+        json_put(o, "cores", json_integer(n->cores));
+    if (n->switch_ && *n->switch_)
+        json_put(o, "switch", json_text(n->switch_));
+    if (n->n_label)
+        json_put(o, "labels", pair_object(n->label, n->n_label));
+    if (n->n_env)
+        json_put(o, "env", pair_object(n->env, n->n_env));
+    if (n->has_health_pending)
+        json_put(o, "health_pending", json_boolean(n->health_pending));
+    if (n->n_failed_checks)
+        json_put(o, "failed_checks", check_array(n->failed_checks, n->n_failed_checks));
     return o;
 }
 

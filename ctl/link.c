@@ -183,3 +183,17 @@ Boost__JobRef *ctl_ref(struct arena *arena, const char *text)
     ref->text = arena_strdup(arena, text);
     return ref->text ? ref : NULL;
 }
+
+/* A request with one job and one reply: the common part of show and ckpt ls. */
+Boost__Reply *ctl_ask(struct ctl *ctl, Boost__Request *request, Boost__Reply__BodyCase want, struct arena *arena,
+                      int *code)
+{
+    struct error err;
+    Boost__Reply *reply = ctl_call(ctl, request, arena, &err);
+    if (reply && reply->body_case != want) {
+        error_set(&err, ERR_PROTOCOL, "boostd answered with something else");
+        reply = NULL;
+    }
+    *code = reply ? EXIT_OK : ctl_fail(&err);
+    return reply;
+}

@@ -103,6 +103,11 @@ static const Boost__Register *make_register(void *arg)
     r->uid = (uint32_t)geteuid();
     r->data_address = agent->config->data_address;
     r->version = (char *)(uintptr_t)boost_version();
+    r->n_label = agent->config->n_label;
+    r->label = agent->config->label;
+    r->switch_ = agent->config->switch_;
+    r->n_env = agent->config->n_env;
+    r->env = agent->config->env;
     size_t count = 0;
     for (struct agent_attempt *a = agent->attempts; a; a = a->next)
         count++;

@@ -1,14 +1,19 @@
 /* config.h */
 #include "daemon/config.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "daemon/log.h"
 #include "proto/base/fs.h"
 #include "proto/reflect.h"
 #include "proto/text.h"
+#include "proto/validate.h"
+
+enum { LABELS_MAX = 64, ENV_MAX = 256 };
 
 /* The ranges that config.proto's comments state. */
 struct range {
@@ -27,8 +32,16 @@ static const struct range boostd_ranges[] = {
     {"kill_confirm_ms", 100, 3600000},
 };
 static const struct range agent_ranges[] = {
-    {"cpu_slots", 0, 65536},          {"hang_min_ms", 100, 86400000}, {"hang_max_ms", 100, 86400000},
-    {"log_keep_bytes", 0, INT64_MAX}, {"ranks_per_gpu", 1, 64},
+    {"cpu_slots", 0, 65536},
+    {"hang_min_ms", 100, 86400000},
+    {"hang_max_ms", 100, 86400000},
+    {"log_keep_bytes", 0, INT64_MAX},
+    {"ranks_per_gpu", 1, 64},
+    {"health_interval_ms", 0, 86400000},
+    {"memory_floor_mib", 0, 1 << 30},
+    {"health_timeout_ms", 100, 3600000},
+    {"prolog_timeout_ms", 100, 86400000},
+    {"epilog_timeout_ms", 100, 86400000},
 };
 
 static int check_ranges(const ProtobufCMessage *m, const struct range *ranges, size_t n, struct error *err)
@@ -126,6 +139,83 @@ int config_load_boostd(const char *path, const char *fallback, const char *const
     return rc;
 }
 
+/* ---- what a node is ---- */
+
+static int check_labels(const Boost__AgentConfig *c, struct error *err)
+{
+    if (c->n_label > LABELS_MAX) {
+        error_set(err, ERR_INVALID, "configuration: %zu labels", c->n_label);
+        return error_hint(err, "a node has at most %d", (int)LABELS_MAX);
+    }
+    for (size_t i = 0; i < c->n_label; i++) {
+        const char *key = c->label[i]->key, *value = c->label[i]->value;
+        if (!key || !validate_name(key) || (value && *value && !validate_name(value))) {
+            error_set(err, ERR_INVALID,
+                      "configuration: label \"%s\": \"%s\" is not of [A-Za-z0-9._-], at most 64 bytes", key ? key : "",
+                      value ? value : "");
+            return error_hint(err, "write label { key: \"rack\" value: \"r1\" }");
+        }
+        for (size_t k = 0; k < i; k++)
+            if (strcmp(c->label[k]->key, key) == 0) {
+                error_set(err, ERR_INVALID, "configuration: label \"%s\" stands there twice", key);
+                return error_hint(err, "leave one of them");
+            }
+    }
+    if (*c->switch_ && !validate_name(c->switch_)) {
+        error_set(err, ERR_INVALID, "configuration: switch \"%s\" is not of [A-Za-z0-9._-], at most 64 bytes",
+                  c->switch_);
+        return error_hint(err, "name it as its neighbours' agents do, e.g. \"leaf1\"");
+    }
+    return ERR_OK;
+}
+
+/* What the agent sets itself cannot be set for it. */
+static int check_env(const Boost__AgentConfig *c, struct error *err)
+{
+    static const char *const ours[] = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"};
+    if (c->n_env > ENV_MAX) {
+        error_set(err, ERR_INVALID, "configuration: %zu environment variables", c->n_env);
+        return error_hint(err, "a node has at most %d", (int)ENV_MAX);
+    }
+    for (size_t i = 0; i < c->n_env; i++) {
+        const char *key = c->env[i]->key ? c->env[i]->key : "";
+        bool taken = strncmp(key, "BOOST_", 6) == 0;
+        for (size_t k = 0; k < sizeof ours / sizeof *ours; k++)
+            taken = taken || strcmp(key, ours[k]) == 0;
+        if (taken) {
+            error_set(err, ERR_INVALID, "configuration: env \"%s\" is set by the agent itself", key);
+            return error_hint(err, "leave it out");
+        }
+        if (!*key || strchr(key, '=')) {
+            error_set(err, ERR_INVALID, "configuration: env \"%s\" is no name of a variable", key);
+            return error_hint(err, "write env { key: \"NCCL_SOCKET_IFNAME\" value: \"eth0\" }");
+        }
+    }
+    return ERR_OK;
+}
+
+static int check_scripts(const Boost__AgentConfig *c, struct error *err)
+{
+    const struct {
+        const char *field, *path;
+    } scripts[] = {{"health_script", c->health_script}, {"prolog", c->prolog}, {"epilog", c->epilog}};
+    for (size_t i = 0; i < sizeof scripts / sizeof *scripts; i++) {
+        const char *path = scripts[i].path;
+        if (!*path)
+            continue;
+        if (*path != '/') {
+            error_set(err, ERR_INVALID, "configuration: %s = \"%s\" is no absolute path", scripts[i].field, path);
+            return error_hint(err, "write the whole path, e.g. /etc/boost/%s.sh", scripts[i].field);
+        }
+        if (access(path, X_OK) < 0) {
+            error_errno(err, errno, "configuration: %s = %s cannot be run", scripts[i].field, path);
+            err->code = ERR_INVALID;
+            return error_hint(err, "make it an executable file that the agent's user may run");
+        }
+    }
+    return ERR_OK;
+}
+
 int config_load_agent(const char *path, const char *fallback, const char *const *sets, size_t n, struct arena *a,
                       Boost__AgentConfig **out, struct error *err)
 {
@@ -143,6 +233,12 @@ int config_load_agent(const char *path, const char *fallback, const char *const 
         rc = error_set(err, ERR_INVALID, "configuration: peak_tflops = %g is out of range", c->peak_tflops);
         error_hint(err, "choose 0 to 1000000, e.g. 989.4");
     }
+    if (!rc)
+        rc = check_labels(c, err);
+    if (!rc)
+        rc = check_env(c, err);
+    if (!rc)
+        rc = check_scripts(c, err);
     if (!rc && !*c->state_dir)
         rc = error_set(err, ERR_INVALID, "configuration: state_dir is empty");
     *out = c;

@@ -189,10 +189,12 @@ int core_agent_register(struct core *c, const Boost__Register *msg, struct error
     n->last_seen = now_mono(c);
     if (changed)
         mark_node(c, n);
+    node_told(n, msg);
     node_devices(c, n, msg->devices);
     if (was != LIVENESS(UP) && was != LIVENESS(SUSPECT))
         say_up(c, n, rebooted);
     rebuild_holdings(c, n, msg);
+    node_health(c, n, msg->health);
     send_registered(c, n, msg);
     reconcile(c, n, msg);
     c->schedule = true;
@@ -491,6 +493,9 @@ static void dispatch(struct core *c, struct node *n, const Boost__AgentMessage *
         break;
     case BOOST__AGENT_MESSAGE__BODY_DEVICES:
         node_devices(c, n, msg->devices);
+        break;
+    case BOOST__AGENT_MESSAGE__BODY_HEALTH:
+        node_health(c, n, msg->health);
         break;
     default:
         c->stats.protocol_errors++;

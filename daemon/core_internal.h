@@ -56,6 +56,9 @@ struct node {
     char *gpu_name;
     int64_t gpu_mib;
     Boost__DeviceReport *devices; /* newest, of this run of the controller; NULL: none yet */
+    Boost__Register *told;        /* without attempts, devices and health; NULL: not in this run of the controller */
+    Boost__HealthReport *health;  /* newest; NULL: its agent checks nothing, or was not heard of */
+    bool health_silent;           /* cordoned only until the first check has ended: no event tells of that */
     uint32_t uid;
     Boost__NodeLiveness__Value liveness;
     bool registered; /* in this run of the controller */
@@ -237,6 +240,21 @@ int64_t nodes_run(struct core *c, int64_t now);
 void holding_kill(struct core *c, struct node *n, struct holding *h);
 void holding_kill_sent(struct core *c, struct holding *h);
 bool send_to(struct core *c, struct node *n, const Boost__ControllerMessage *m);
+
+/* Whether two texts differ in no more than numbers: a counter that rises is no news. */
+bool same_but_numbers(const char *a, const char *b);
+
+/* ---- core_health.c: what a node says of itself --------------------------------------- */
+
+void node_told(struct node *n, const Boost__Register *m);
+const char *node_label(const struct node *n, const char *key); /* NULL: it has none of that key, or is not known */
+const char *node_switch(const struct node *n);                 /* "" = not told */
+/* Takes over what the agent has found (NULL: it checks nothing), and cordons or resumes the node by it. */
+void node_health(struct core *c, struct node *n, const Boost__HealthReport *report);
+/* For when a cordon or drain by others has ended: whether health still forbids work. */
+void node_health_settle(struct core *c, struct node *n);
+/* Has the node checked now; a report follows. False: it cannot be reached. */
+bool node_check_health(struct core *c, struct node *n);
 
 /* ---- core_tasks.c ------------------------------------------------------------------ */
 

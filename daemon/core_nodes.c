@@ -26,6 +26,10 @@ void node_free(struct node *n)
     free(n->gpu_name);
     if (n->devices)
         boost__device_report__free_unpacked(n->devices, NULL);
+    if (n->told)
+        boost__register__free_unpacked(n->told, NULL);
+    if (n->health)
+        boost__health_report__free_unpacked(n->health, NULL);
     free(n->holdings);
     free(n);
 }
@@ -87,6 +91,7 @@ void node_undrain(struct core *c, struct node *n)
     mark_node(c, n);
     add_event(c, NULL, 0, n->name, "controller", "node-resumed",
               "%s takes work again: what it was drained for is confirmed gone", n->name);
+    node_health_settle(c, n);
 }
 
 void node_release(struct core *c, struct node *n, int64_t job, int attempt)
@@ -149,8 +154,7 @@ static const Boost__DeviceInfo *device_of(const Boost__DeviceReport *r, int inde
     return NULL;
 }
 
-/* But for the numbers in it: a counter that rises is no news. */
-static bool same_trouble(const char *a, const char *b)
+bool same_but_numbers(const char *a, const char *b)
 {
     const char digits[] = "0123456789";
     for (;;) {
@@ -170,7 +174,7 @@ static void tell_health(struct core *c, struct node *n, const Boost__DeviceRepor
             continue; /* a second share of the same */
         const Boost__DeviceInfo *old = device_of(was, d->index);
         const char *name = d->name ? d->name : "?";
-        if (!works(d) && (!old || works(old) || !same_trouble(old->trouble, d->trouble)))
+        if (!works(d) && (!old || works(old) || !same_but_numbers(old->trouble, d->trouble)))
             add_event(c, NULL, 0, n->name, "controller", "device-unhealthy",
                       "gpu %d (%s) of %s is not given to new attempts: %.300s", d->index, name, n->name, d->trouble);
         else if (works(d) && old && !works(old))

@@ -456,6 +456,31 @@ static char *with_trouble(const struct node *n, char *reason, struct arena *mem)
     return reason;
 }
 
+/* Lists of what the node has told are shown as they are: they live as long as the reply is made. */
+static void add_told(const struct node *n, Boost__NodeInfo *x)
+{
+    if (n->told) {
+        x->n_label = n->told->n_label;
+        x->label = n->told->label;
+        x->n_env = n->told->n_env;
+        x->env = n->told->env;
+        x->switch_ = n->told->switch_ && *n->told->switch_ ? n->told->switch_ : NULL;
+    }
+    if (n->health) {
+        x->n_failed_checks = n->health->n_failed;
+        x->failed_checks = n->health->failed;
+        x->has_health_pending = n->health->pending;
+        x->health_pending = n->health->pending;
+    }
+    if (n->admin != ADMIN(NONE)) {
+        x->admin_by = n->admin_by && *n->admin_by ? n->admin_by : NULL;
+        x->has_admin_wall_ns = n->admin_ns > 0;
+        x->admin_wall_ns = n->admin_ns;
+    }
+    x->has_cores = n->cores > 0;
+    x->cores = n->cores;
+}
+
 static Boost__NodeInfo *node_info(struct core *c, const struct node *n, struct arena *mem)
 {
     Boost__NodeInfo *x = arena_alloc(mem, sizeof *x);
@@ -477,6 +502,7 @@ static Boost__NodeInfo *node_info(struct core *c, const struct node *n, struct a
     if (!device_list(n, NULL, mem, &x->gpus, &x->n_gpus))
         return NULL;
     x->memory_mib = n->memory_mib;
+    add_told(n, x);
     x->has_last_seen_s = n->registered;
     x->last_seen_s = seconds(now_mono(c) - n->last_seen);
     x->version = arena_strdup(mem, n->version ? n->version : "");

@@ -251,6 +251,15 @@ void rpc_nodes(struct rpc_call *call)
     Boost__Reply reply = BOOST__REPLY__INIT;
     reply.body_case = BOOST__REPLY__BODY_NODES;
     reply.nodes = core_nodes(call->rpc->core, &call->arena);
+    const char *only = call->request->nodes->node;
+    for (size_t i = 0; reply.nodes && only && i < reply.nodes->n_nodes; i++)
+        if (strcmp(reply.nodes->nodes[i]->name, only) == 0) {
+            reply.nodes->nodes += i;
+            reply.nodes->n_nodes = 1;
+            only = NULL;
+        }
+    if (reply.nodes && only)
+        reply.nodes->n_nodes = 0;
     if (reply.nodes)
         call_reply(call, &reply);
     else

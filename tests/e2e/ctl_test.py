@@ -332,6 +332,13 @@ def test_checkpoints_and_nodes(c):
     assert (node["name"], node["state"], node["devices"], node["device_kind"]) == ("n1", "UP", 2, "cpu"), node
     assert node["memory_mib"] > 0 and node["admin"] == "NONE", node
     assert c.ok("node", "ls").splitlines()[0].split()[:4] == ["NODE", "STATE", "ADMIN", "DEVICES"]
+    assert "LABELS" in c.ok("-o", "wide", "node", "ls").splitlines()[0]
+    one = c.json("node", "show", "n1")
+    assert one["schema"] == "boost.node/1" and one["node"]["name"] == "n1" and one["node"]["cores"] >= 1, one
+    text = c.ok("node", "show", "n1")
+    assert text.startswith("node n1\n") and "\ndevices      0 of 2 busy (cpu)\n" in text, text
+    fails(c, 4, "there is no node n2", "node", "show", "n2")
+    fails(c, 2, "takes: node show NODE", "node", "show")
 
 
 @shared
@@ -551,7 +558,7 @@ def test_exit_codes(c):
     fails(c, 2, "needs a job", "cancel")
     for args in (["restart", "1"], ["update", "1", "priority=3"], ["top"], ["usage"], ["stacks", "1"],
                  ["data"], ["sample", "1"], ["config"], ["eval", "1", "x"], ["completion", "bash"], ["ckpt", "rm", "1"],
-                 ["ckpt", "verify", "1"], ["node", "drain", "n1"], ["node", "show", "n1"], ["--host", "h:1", "ping"]):
+                 ["ckpt", "verify", "1"], ["node", "drain", "n1"], ["--host", "h:1", "ping"]):
         fails(c, 5, "not built in this version", *args)
 
 

@@ -157,6 +157,42 @@ static void the_edges_of_ranges_are_inside(void **state)
     assert_true(a->ranks_per_gpu == 64 && a->peak_tflops == 989.4 && !*a->nvml_library);
 }
 
+static void what_a_node_is(void **state)
+{
+    struct fixture *f = *state;
+    struct error err;
+    Boost__AgentConfig *a = NULL;
+    write_config(f, "label { key: \"rack\" value: \"r1\" } label { key: \"fast\" } switch: \"leaf1\"\n"
+                    "env { key: \"NCCL_SOCKET_IFNAME\" value: \"eth0\" } prolog: \"/bin/true\"\n");
+    assert_int_equal(config_load_agent(f->path, NULL, NULL, 0, &f->arena, &a, &err), 0);
+    assert_true(a->n_label == 2 && a->n_env == 1 && a->health_interval_ms == 60000 && a->memory_floor_mib == 256);
+    assert_string_equal(a->switch_, "leaf1");
+    static const struct {
+        const char *text, *says;
+    } bad[] = {
+        {"label { value: \"x\" }", "label \"\""},
+        {"label { key: \"a b\" }", "label \"a b\""},
+        {"label { key: \"a\" value: \"\\001\" }", "label \"a\""},
+        {"label { key: \"a\" } label { key: \"a\" value: \"1\" }", "twice"},
+        {"switch: \"a/b\"", "switch \"a/b\""},
+        {"env { key: \"BOOST_RANK\" value: \"1\" }", "BOOST_RANK"},
+        {"env { key: \"CUDA_VISIBLE_DEVICES\" value: \"1\" }", "CUDA_VISIBLE_DEVICES"},
+        {"env { key: \"A=B\" value: \"1\" }", "A=B"},
+        {"env { value: \"1\" }", "env \"\""},
+        {"prolog: \"true\"", "no absolute path"},
+        {"health_script: \"/nonexistent/check\"", "/nonexistent/check cannot be run"},
+        {"epilog: \"/etc/passwd\"", "epilog = /etc/passwd cannot be run"},
+        {"health_interval_ms: -1", "health_interval_ms"},
+        {"epilog_timeout_ms: 99", "epilog_timeout_ms"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        write_config(f, bad[i].text);
+        int rc = config_load_agent(f->path, NULL, NULL, 0, &f->arena, &a, &err);
+        if (rc != ERR_INVALID || !strstr(err.message, bad[i].says) || !*err.hint)
+            fail_msg("%s: %d, \"%s\" (%s)", bad[i].text, rc, err.message, err.hint);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -164,6 +200,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(file_then_sets, setup, teardown),
         cmocka_unit_test_setup_teardown(the_fallback_may_be_missing_a_named_file_not, setup, teardown),
         cmocka_unit_test_setup_teardown(errors_name_the_place_and_the_mend, setup, teardown),
+        cmocka_unit_test_setup_teardown(what_a_node_is, setup, teardown),
         cmocka_unit_test_setup_teardown(the_edges_of_ranges_are_inside, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,264 @@
+/* boostctl node: the nodes in a table, or one in detail. */
+#include "ctl/ctl_node.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ctl/format.h"
+#include "ctl/json_out.h"
+#include "ctl/options.h"
+#include "proto/base/buffer.h"
+#include "proto/base/clock.h"
+
+enum { PAIRS_MAX = 64 << 10 };
+
+/* One line a GPU. */
+void device_table(const struct ctl *ctl, Boost__DeviceInfo *const *list, size_t n, int indent)
+{
+    static const char *const headers[] = {"NODE", "GPU", "NAME", "MEMORY", "USED", "JOB", "RANK", "HEALTH", "UUID"};
+    struct table *t = table_new(9, headers, "lrlrrrrll");
+    for (size_t i = 0; i < n; i++) {
+        const Boost__DeviceInfo *d = list[i];
+        char memory[FORMAT_TEXT], used[FORMAT_TEXT];
+        bool works = !d->trouble || !*d->trouble;
+        table_cell(t, "%s", d->node ? d->node : "");
+        table_cell(t, "%d", d->index);
+        table_cell(t, "%s", d->name ? d->name : "");
+        table_cell(t, "%s", format_bytes(d->memory_mib << 20, memory));
+        table_cell(t, "%s", format_bytes(d->used_mib << 20, used));
+        if (d->has_job) {
+            table_cell(t, "%lld.%d", (long long)d->job, d->attempt);
+            table_cell(t, "%d", d->rank);
+        } else {
+            table_cell(t, "-");
+            table_cell(t, "-");
+        }
+        table_cell(t, "%s%s%s", works ? "ok" : d->trouble, d->note && *d->note ? "; " : "", d->note ? d->note : "");
+        table_color(t, works ? "\033[32m" : "\033[31m");
+        table_cell(t, "%s", d->uuid ? d->uuid : "");
+    }
+    table_print(t, stdout, ctl->color, indent);
+    table_free(t);
+}
+
+/* "rack=r1,fast" */
+static char *pairs(struct arena *arena, Boost__KeyValue *const *list, size_t n)
+{
+    struct buffer b;
+    buffer_init(&b, PAIRS_MAX);
+    for (size_t i = 0; i < n; i++)
+        buffer_printf(&b, "%s%s%s%s", i ? "," : "", list[i]->key ? list[i]->key : "",
+                      list[i]->value && *list[i]->value ? "=" : "", list[i]->value ? list[i]->value : "");
+    char *text = arena_strdup(arena, b.len ? (const char *)b.data : "");
+    buffer_free(&b);
+    return text;
+}
+
+static void node_jobs(const Boost__NodeInfo *n, char *out, size_t cap)
+{
+    snprintf(out, cap, "-");
+    for (size_t j = 0, used = 0; j < n->n_jobs && used < cap - 1; j++)
+        used += (size_t)snprintf(out + used, cap - used, "%s%lld", j ? "," : "", (long long)n->jobs[j]);
+}
+
+/* Under -o wide with switch and labels. */
+static void node_table(const struct ctl *ctl, const Boost__NodesReply *r, struct arena *arena)
+{
+    static const char *const headers[] = {"NODE",   "STATE", "ADMIN", "DEVICES", "KIND",
+                                          "MEMORY", "SEEN",  "JOBS",  "INFO"};
+    static const char *const wide_headers[] = {"NODE", "STATE", "ADMIN",  "DEVICES", "KIND", "MEMORY",
+                                               "SEEN", "JOBS",  "SWITCH", "LABELS",  "INFO"};
+    bool wide = ctl->output == OUTPUT_WIDE;
+    struct table *t = wide ? table_new(11, wide_headers, "lllrlrrllll") : table_new(9, headers, "lllrlrrll");
+    for (size_t i = 0; i < r->n_nodes; i++) {
+        const Boost__NodeInfo *n = r->nodes[i];
+        char memory[FORMAT_TEXT], seen[FORMAT_TEXT], jobs[256];
+        node_jobs(n, jobs, sizeof jobs);
+        const char *admin = enum_name(&boost__node_admin__value__descriptor, (int)n->admin);
+        table_cell(t, "%s", n->name ? n->name : "");
+        table_cell(t, "%s", enum_name(&boost__node_liveness__value__descriptor, (int)n->liveness));
+        table_color(t, n->liveness == BOOST__NODE_LIVENESS__VALUE__UP ? "\033[32m" : "\033[31m");
+        table_cell(t, "%s", n->admin ? admin : "-");
+        table_cell(t, "%d/%d busy", n->devices_busy, n->devices);
+        table_cell(t, "%s", n->device_kind ? n->device_kind : "");
+        table_cell(t, "%s", format_bytes(n->memory_mib << 20, memory));
+        table_cell(t, "%s", n->has_last_seen_s ? format_duration(n->last_seen_s, seen) : "-");
+        table_cell(t, "%s", jobs);
+        if (wide) {
+            const char *labels = pairs(arena, n->label, n->n_label);
+            table_cell(t, "%s", n->switch_ && *n->switch_ ? n->switch_ : "-");
+            table_cell(t, "%s", labels && *labels ? labels : "-");
+        }
+        table_cell(t, "%s", n->reason ? n->reason : "");
+    }
+    table_print(t, stdout, ctl->color, 0);
+    table_free(t);
+}
+
+/* Under -o wide, GPU by GPU. */
+static void node_gpus(const struct ctl *ctl, const Boost__NodesReply *r)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < r->n_nodes; i++)
+        n += r->nodes[i]->n_gpus;
+    Boost__DeviceInfo **all = n ? malloc(n * sizeof *all) : NULL;
+    if (!all)
+        return;
+    n = 0;
+    for (size_t i = 0; i < r->n_nodes; i++)
+        for (size_t k = 0; k < r->nodes[i]->n_gpus; k++) {
+            all[n] = r->nodes[i]->gpus[k];
+            all[n++]->node = r->nodes[i]->name;
+        }
+    putchar('\n');
+    device_table(ctl, all, n, 0);
+    free(all);
+}
+
+/* ---- one node ---- */
+
+static void show_state(const Boost__NodeInfo *n)
+{
+    char text[512], ago[FORMAT_TEXT], when[CLOCK_TEXT];
+    int used = snprintf(text, sizeof text, "%s", enum_name(&boost__node_liveness__value__descriptor, (int)n->liveness));
+    if (n->has_last_seen_s)
+        snprintf(text + used, sizeof text - (size_t)used, ", heard of %s ago", format_duration(n->last_seen_s, ago));
+    print_line("state", text);
+    if (n->admin) {
+        used = snprintf(text, sizeof text, "%s", enum_name(&boost__node_admin__value__descriptor, (int)n->admin));
+        if (n->admin_by && *n->admin_by)
+            used += snprintf(text + used, sizeof text - (size_t)used, " by %.200s", n->admin_by);
+        if (n->has_admin_wall_ns)
+            snprintf(text + used, sizeof text - (size_t)used, " since %s", clock_rfc3339(n->admin_wall_ns, when));
+        print_line("admin", text);
+    }
+    print_line("reason", n->reason);
+}
+
+static void show_health(const Boost__NodeInfo *n)
+{
+    char text[512];
+    if (n->health_pending)
+        print_line("health", "its first check has not ended");
+    for (size_t i = 0; i < n->n_failed_checks; i++) {
+        const Boost__FailedCheck *f = n->failed_checks[i];
+        snprintf(text, sizeof text, "%s failed: %s", f->check ? f->check : "?", f->text ? f->text : "");
+        print_line("health", text);
+    }
+}
+
+static void show_node(const struct ctl *ctl, const Boost__NodesReply *r, struct arena *arena)
+{
+    const Boost__NodeInfo *n = r->nodes[0];
+    char text[512], memory[FORMAT_TEXT], jobs[400];
+    printf("%snode ", ctl->color ? "\033[1m" : "");
+    print_safe(stdout, n->name ? n->name : "");
+    puts(ctl->color ? "\033[0m" : "");
+    show_state(n);
+    show_health(n);
+    snprintf(text, sizeof text, "%d of %d busy (%s)", n->devices_busy, n->devices,
+             n->device_kind ? n->device_kind : "?");
+    print_line("devices", text);
+    if (n->n_gpus && n->has_cpu_slots) {
+        snprintf(text, sizeof text, "%d of %d busy", n->cpu_slots_busy, n->cpu_slots);
+        print_line("CPU slots", text);
+    }
+    snprintf(text, sizeof text, "%d", n->cores);
+    print_line("cores", n->has_cores ? text : "");
+    print_line("memory", format_bytes(n->memory_mib << 20, memory));
+    node_jobs(n, jobs, sizeof jobs);
+    print_line("jobs", jobs);
+    print_line("switch", n->switch_);
+    print_line("labels", pairs(arena, n->label, n->n_label));
+    for (size_t i = 0; i < n->n_env; i++) {
+        snprintf(text, sizeof text, "%s=%s", n->env[i]->key ? n->env[i]->key : "",
+                 n->env[i]->value ? n->env[i]->value : "");
+        print_line("environment", text);
+    }
+    print_line("address", n->address);
+    print_line("agent", n->version);
+    print_line("driver", n->driver);
+    if (n->n_gpus)
+        node_gpus(ctl, r);
+}
+
+/* ---- the command ---- */
+
+static void print_nodes(const struct ctl *ctl, const Boost__NodesReply *r, bool one, struct arena *arena)
+{
+    if (ctl->output == OUTPUT_JSON || ctl->output == OUTPUT_JSONL) {
+        json_t *document = json_document(one ? "boost.node/1" : "boost.nodes/1");
+        json_t *list = json_array();
+        for (size_t i = 0; !one && i < r->n_nodes; i++)
+            json_array_append_new(list, json_node(r->nodes[i]));
+        json_put(document, one ? "node" : "nodes", one ? json_node(r->nodes[0]) : json_incref(list));
+        json_decref(list);
+        json_emit(document, ctl->output == OUTPUT_JSONL);
+    } else if (ctl->output == OUTPUT_NAME) {
+        for (size_t i = 0; i < r->n_nodes; i++)
+            printf("%s\n", r->nodes[i]->name);
+    } else if (one) {
+        show_node(ctl, r, arena);
+    } else {
+        node_table(ctl, r, arena);
+        if (ctl->output == OUTPUT_WIDE)
+            node_gpus(ctl, r);
+    }
+}
+
+/* Asks for all nodes, or for one (name not NULL). */
+static int list_nodes(struct ctl *ctl, char *name)
+{
+    struct arena arena;
+    ctl_arena(&arena);
+    Boost__NodesRequest body = BOOST__NODES_REQUEST__INIT;
+    Boost__Request request = BOOST__REQUEST__INIT;
+    request.body_case = BOOST__REQUEST__BODY_NODES;
+    request.nodes = &body;
+    body.node = name;
+    int code;
+    Boost__Reply *reply = ctl_ask(ctl, &request, BOOST__REPLY__BODY_NODES, &arena, &code);
+    if (reply && name && reply->nodes->n_nodes != 1) {
+        struct error err;
+        error_set(&err, ERR_NOT_FOUND, "there is no node %s", name);
+        error_hint(&err, "boostctl node ls names them all");
+        code = ctl_fail(&err);
+    } else if (reply) {
+        print_nodes(ctl, reply->nodes, name != NULL, &arena);
+    }
+    arena_free(&arena);
+    return code;
+}
+
+int verb_node(struct ctl *ctl, int argc, char **argv)
+{
+    bool help = false;
+    const struct option_row rows[] = {
+        {'h', "help", NULL, "this text", &help, NULL, NULL},
+        {0, NULL, NULL, NULL, NULL, NULL, NULL},
+    };
+    int first = options_parse("node", argc, argv, rows);
+    if (first < 0)
+        return EXIT_USAGE;
+    if (help) {
+        printf("usage: boostctl node ls          (-o wide: switch, labels, GPU by GPU)\n"
+               "       boostctl node show NODE   health, labels, environment, GPUs of one\n");
+        options_help(rows);
+        return EXIT_OK;
+    }
+    const char *command = first < argc ? argv[first] : "";
+    int operands = argc - first - 1;
+    if (!strcmp(command, "ls"))
+        return operands ? ctl_usage("node", "takes: node ls") : list_nodes(ctl, NULL);
+    if (!strcmp(command, "show"))
+        return operands != 1 ? ctl_usage("node", "takes: node show NODE") : list_nodes(ctl, argv[first + 1]);
+    static const char *const later[] = {"cordon", "drain", "resume"};
+    for (size_t i = 0; i < sizeof later / sizeof *later; i++)
+        if (!strcmp(command, later[i])) {
+            fprintf(stderr, "boostctl: 'node %s' is not built in this version\n", command);
+            return EXIT_REFUSED;
+        }
+    return *command ? ctl_usage("node", "unknown command '%s'", command)
+                    : ctl_usage("node", "takes: node ls, node show NODE");
+}

@@ -1,0 +1,186 @@
+/* The controller core and what nodes say of themselves: labels, and the health checks by which they are cordoned. */
+#include "tests/unit/daemon/core_world.h"
+
+#include "daemon/core_internal.h"
+
+static struct node *node_of(struct world *w, const char *name)
+{
+    struct node *n = node_find(w->core, name);
+    assert_non_null(n);
+    return n;
+}
+
+/* A report with up to two failed checks, each "name: text". */
+static void say_health(struct world *w, const char *node, const char *first, const char *second, bool pending)
+{
+    Boost__HealthReport r = BOOST__HEALTH_REPORT__INIT;
+    Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
+    Boost__FailedCheck checks[2], *list[2];
+    char names[2][32];
+    const char *const texts[] = {first, second};
+    for (int i = 0; i < 2 && texts[i]; i++) {
+        const char *colon = strstr(texts[i], ": ");
+        snprintf(names[i], sizeof names[i], "%.*s", (int)(colon - texts[i]), texts[i]);
+        boost__failed_check__init(&checks[i]);
+        checks[i].check = names[i];
+        checks[i].text = (char *)(uintptr_t)(colon + 2);
+        list[r.n_failed++] = &checks[i];
+    }
+    r.failed = list;
+    r.has_pending = pending;
+    r.pending = pending;
+    m.body_case = BOOST__AGENT_MESSAGE__BODY_HEALTH;
+    m.health = &r;
+    say(w, node, &m);
+    pump(w);
+}
+
+static void a_failed_check_cordons_until_one_passes(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    join_world(w, a);
+    say_health(w, "n1", "memory: 12 MiB available", "script: disk /dev/sdb is missing", false);
+    const struct node *n = node_of(w, "n1");
+    assert_int_equal(n->admin, ADMIN(CORDONED));
+    assert_string_equal(n->admin_reason, "memory: 12 MiB available; script: disk /dev/sdb is missing");
+    assert_says(event_of(w, 0, "node-cordoned")->text, "n1 takes no new work: memory: 12 MiB available; script");
+    int64_t id = submit(w);
+    assert_state(w, id, QUEUED);
+    /* The same again, but for numbers, is no event. */
+    say_health(w, "n1", "memory: 11 MiB available", "script: disk /dev/sdb is missing", false);
+    assert_string_equal(n->admin_reason, "memory: 11 MiB available; script: disk /dev/sdb is missing");
+    assert_int_equal(count_events(w, 0, "node-cordoned"), 1);
+    say_health(w, "n1", "script: disk /dev/sdb is missing", NULL, false);
+    assert_int_equal(count_events(w, 0, "node-cordoned"), 2);
+    say_health(w, "n1", NULL, NULL, false);
+    assert_int_equal(n->admin, ADMIN(NONE));
+    assert_int_equal(count_events(w, 0, "node-resumed"), 1);
+    assert_state(w, id, STARTING);
+    world_free(w);
+}
+
+static void attempts_go_on_on_a_cordoned_node(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 4);
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    say_health(w, "n1", "port: no address", NULL, false);
+    advance(w, 5000);
+    assert_state(w, id, RUNNING);
+    assert_int_equal(x->kills + x->terms, 0);
+    world_free(w);
+}
+
+/* Only what health has cordoned is resumed by it, and what others have cordoned is theirs. */
+static void others_cordons_stay(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    join_world(w, a);
+    struct node *n = node_of(w, "n1");
+    n->admin = ADMIN(CORDONED);
+    text_set(&n->admin_by, "uid 0 (root)");
+    text_set(&n->admin_reason, "new cables");
+    say_health(w, "n1", "memory: none", NULL, false);
+    assert_string_equal(n->admin_reason, "new cables");
+    say_health(w, "n1", NULL, NULL, false);
+    assert_int_equal(n->admin, ADMIN(CORDONED));
+    assert_string_equal(n->admin_by, "uid 0 (root)");
+    /* Its end finds the node unsound after all. */
+    say_health(w, "n1", "memory: none", NULL, false);
+    n->admin = ADMIN(NONE);
+    node_health_settle(w->core, n);
+    change_commit(w->core);
+    assert_int_equal(n->admin, ADMIN(CORDONED));
+    assert_string_equal(n->admin_by, "health");
+    world_free(w);
+}
+
+/* A returning node gets nothing before its check has ended, and nobody hears of that wait unless it fails. */
+static void nothing_before_the_first_check_has_ended(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    join_world(w, a);
+    say_health(w, "n1", NULL, NULL, true);
+    int64_t id = submit(w);
+    assert_state(w, id, QUEUED);
+    assert_int_equal(node_of(w, "n1")->admin, ADMIN(CORDONED));
+    say_health(w, "n1", NULL, NULL, false);
+    assert_state(w, id, STARTING);
+    assert_int_equal(count_events(w, 0, "node-cordoned") + count_events(w, 0, "node-resumed"), 0);
+    world_free(w);
+}
+
+static void a_failure_outlives_both_restarts(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    join_world(w, a);
+    say_health(w, "n1", "script: no", NULL, false);
+    controller_restart(w);
+    assert_int_equal(node_of(w, "n1")->admin, ADMIN(CORDONED));
+    /* As the agent of the same node registers again, before it has checked. */
+    Boost__HealthReport pending = BOOST__HEALTH_REPORT__INIT;
+    pending.has_pending = pending.pending = true;
+    node_health(w->core, node_of(w, "n1"), &pending);
+    change_commit(w->core);
+    assert_string_equal(node_of(w, "n1")->admin_reason, "script: no");
+    node_health(w->core, node_of(w, "n1"), NULL); /* an agent that checks nothing */
+    change_commit(w->core);
+    assert_int_equal(node_of(w, "n1")->admin, ADMIN(NONE));
+    world_free(w);
+}
+
+static void labels_are_shown_and_found(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct arena mem;
+    struct error err;
+    Boost__KeyValue rack = BOOST__KEY_VALUE__INIT, *labels[] = {&rack};
+    Boost__Register m = BOOST__REGISTER__INIT;
+    agent_add(w, "n1", 2)->connected = true;
+    arena_init(&mem, 1 << 20);
+    rack.key = (char *)(uintptr_t) "rack";
+    rack.value = (char *)(uintptr_t) "r1";
+    m.node = (char *)(uintptr_t) "n1";
+    m.boot_id = m.instance = (char *)(uintptr_t) "x";
+    m.has_cpu_slots = true;
+    m.cpu_slots = 2;
+    m.n_label = 1;
+    m.label = labels;
+    m.switch_ = (char *)(uintptr_t) "leaf1";
+    assert_int_equal(core_agent_register(w->core, &m, &err), 0);
+    const struct node *n = node_of(w, "n1");
+    assert_string_equal(node_label(n, "rack"), "r1");
+    assert_null(node_label(n, "row"));
+    assert_string_equal(node_switch(n), "leaf1");
+    Boost__NodesReply *r = core_nodes(w->core, &mem);
+    assert_int_equal(r->nodes[0]->n_label, 1);
+    assert_string_equal(r->nodes[0]->label[0]->value, "r1");
+    assert_string_equal(r->nodes[0]->switch_, "leaf1");
+    arena_free(&mem);
+    world_free(w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_failed_check_cordons_until_one_passes),
+        cmocka_unit_test(attempts_go_on_on_a_cordoned_node),
+        cmocka_unit_test(others_cordons_stay),
+        cmocka_unit_test(nothing_before_the_first_check_has_ended),
+        cmocka_unit_test(a_failure_outlives_both_restarts),
+        cmocka_unit_test(labels_are_shown_and_found),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
