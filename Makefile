@@ -218,7 +218,7 @@ $(eval $(call unit_room,kernels,$(L_KERNELS),$(S_KERNELS)))
 $(eval $(call unit_room,worker,$(L_WORKER),$(S_WORKER)))
 $(eval $(call unit_room,store,$(L_STORE),$(S_STORE)))
 # These open what stands in for a library of NVIDIA.
-$(BUILD)/tests/daemon/agent_test $(BUILD)/tests/daemon/agent_nvml_test: | $(BUILD)/tests/fakes/nvml.so
+$(BUILD)/tests/daemon/agent_gpu_test $(BUILD)/tests/daemon/agent_nvml_test: | $(BUILD)/tests/fakes/nvml.so
 $(eval $(call unit_room,daemon,$(L_DAEMON),$(S_DAEMON)))
 $(eval $(call unit_room,ctl,$(L_CTL),$(S_PROTO)))
 

@@ -14,7 +14,8 @@
 #include "proto/base/fs.h"
 #include "proto/version.h"
 
-enum { EXIT_USAGE = 2, EXIT_IN_USE = 5, MAX_SETS = 64, FIELD_OPTIONS = 4, ASSIGNMENT = PATH_MAX + 64, CONFIG_ARENA = 4 << 20 };
+enum { EXIT_USAGE = 2, EXIT_IN_USE = 5 };
+enum { MAX_SETS = 64, FIELD_OPTIONS = 4, ASSIGNMENT = PATH_MAX + 64, CONFIG_ARENA = 4 << 20 };
 
 struct options {
     const char *config, *keeper, *worker, *controller_socket;
