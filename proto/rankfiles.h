@@ -9,6 +9,7 @@
  *   rank-<r>.control    struct rank_control, memory-mapped                agent  -> rank
  *   rank-<r>.metrics    record log of MetricRecord                        rank   -> agent
  *   rank-<r>.shards     record log of ShardRecord, durable                rank   -> agent
+ *   rank-<r>.stacks     StackRecord, by rename, each time it is asked      rank   -> agent
  *   rank-<r>.done       DoneRecord, by rename                             rank   -> keeper
  *   rank-<r>.exit       ExitRecord, by rename, durable                    keeper -> agent
  *   rank-<r>.log        its output; rotated once to .log.1; .log.pos says where
@@ -72,6 +73,7 @@ struct rank_control {
     uint32_t magic;
     uint32_t stop;       /* 1: stop at the agreed step, after a checkpoint */
     uint32_t checkpoint; /* counter: a new value asks for one checkpoint   */
+    uint32_t stacks;     /* counter: a new value, then SIGURG, asks for rank-<r>.stacks with that number */
 };
 
 /* The last collective of a page for people: "all_reduce \"latent qkv\" in group tp (call 1234, 512 KiB)", with ", done"

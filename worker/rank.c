@@ -13,6 +13,7 @@
 #include "worker/plan/plan.h"
 #include "worker/rendezvous.h"
 #include "worker/report.h"
+#include "worker/stacks.h"
 #include "worker/train.h"
 
 /* A collective that takes longer is given up. A lost peer is seen at once by its closed connection
@@ -211,6 +212,8 @@ static int run(const struct rank_orders *o, atomic_flag *ending, struct train_en
         goto out;
     rc = report_open(&l.report, o->start, o->rank, o->local != NULL, o->log, err);
     l.reporting = !rc;
+    if (!rc && !o->local)
+        stacks_serve(&l.report);
     if (!rc)
         rc = connect_ranks(&l, err);
     if (!rc)
@@ -224,8 +227,11 @@ out:
         comms_destroy(&l.comms);
     if (l.alone)
         local_world_destroy(l.alone);
-    if (l.reporting)
+    if (l.reporting) {
+        if (!o->local)
+            stacks_serve(NULL);
         report_close(&l.report);
+    }
     return rc;
 }
 

@@ -76,7 +76,7 @@ static uint64_t handled_signals(pid_t pid)
     return mask;
 }
 
-/* A handler that runs while oneDNN computes damages the heap (worker/signals.h). */
+/* A handler that runs while oneDNN computes damages the heap, unless it has a stack of its own (worker/signals.h). */
 static void sigterm_stops_ranks_without_a_handler(void **state)
 {
     (void)state;
@@ -105,6 +105,95 @@ static void sigterm_stops_ranks_without_a_handler(void **state)
             boost__done_record__free_unpacked(d, NULL);
         }
     }
+}
+
+enum { ASKED_STEPS = 600 };
+
+/* Asks for the stacks of a rank; its answer, NULL when none came within 2 s. */
+static Boost__StackRecord *ask(int rank, pid_t pid, uint32_t request)
+{
+    struct error err;
+    char path[PATH_MAX];
+    struct rank_control *control = rank_file_map(run, rank, "control", RANK_CONTROL_MAGIC, 0, &err);
+    Boost__StackRecord *r = NULL;
+    assert_non_null(control);
+    assert_int_equal(rank_file_path(path, sizeof path, run, rank, "stacks", NULL), 0);
+    __atomic_store_n(&control->stacks, request, __ATOMIC_RELAXED);
+    rank_file_unmap(control);
+    kill(pid, SIGURG);
+    for (int64_t end = clock_mono_ns() + 2 * NS_PER_S; !r && clock_mono_ns() < end;) {
+        struct buffer b;
+        buffer_init(&b, LIMIT_FRAME);
+        if (!fs_read_file(path, &b, NULL))
+            r = boost__stack_record__unpack(NULL, b.len, b.data);
+        buffer_free(&b);
+        if (r && r->request == request)
+            return r;
+        if (r)
+            boost__stack_record__free_unpacked(r, NULL);
+        r = NULL;
+        nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+    }
+    return NULL;
+}
+
+static bool has_frame(const Boost__StackRecord *r, const char *name)
+{
+    for (size_t t = 0; t < r->n_threads; t++)
+        for (size_t i = 0; i < r->threads[t]->n_frames; i++)
+            if (strstr(r->threads[t]->frames[i], name))
+                return true;
+    return false;
+}
+
+/* Both ranks are asked where they are for as long as they train: nothing of the run changes, to the bit. */
+static void being_asked_changes_nothing(void **state)
+{
+    (void)state;
+    static const char *const steps[] = {"run.steps=600"};
+    int out[TP], answers = 0, products = 0, collectives = 0;
+    pid_t pid[TP];
+    make_pages();
+    for (int r = 0; r < TP; r++)
+        pid[r] = start_rank(r, ASKED_STEPS, 20000, &out[r]);
+    FILE *f = fdopen(dup(out[0]), "r");
+    setvbuf(f, NULL, _IONBF, 0);
+    char line[512];
+    while (fgets(line, sizeof line, f) && strncmp(line, "step 1/", 7))
+        ;
+    fclose(f);
+    for (uint32_t request = 1;; request++) {
+        int rank = (int)(request % TP);
+        siginfo_t end = {0};
+        Boost__StackRecord *r = ask(rank, pid[rank], request);
+        if (!r) {
+            assert_int_equal(waitid(P_PID, (id_t)pid[rank], &end, WEXITED | WNOHANG | WNOWAIT), 0);
+            if (end.si_pid == pid[rank])
+                break;
+            fail_msg("rank %d did not answer request %u", rank, request);
+        }
+        assert_true(r->job == 5 && r->rank == rank && r->n_threads >= 1 && r->threads[0]->tid == pid[rank]);
+        answers++;
+        products += has_frame(r, "gemm");
+        collectives += has_frame(r, "comm_");
+        boost__stack_record__free_unpacked(r, NULL);
+    }
+    for (int r = 0; r < TP; r++) {
+        const char *text = rest_of(out[r]);
+        int code = tiny_job_end(pid[r]);
+        if (code)
+            fail_msg("rank %d: exit %d: %s", r, code, text);
+    }
+    printf("# %d answers: %d in a product, %d in a collective\n", answers, products, collectives);
+    assert_true(answers >= 50 && collectives > 0);
+    static double asked[ASKED_STEPS + 1], alone_values[ASKED_STEPS + 1];
+    static bool have[ASKED_STEPS + 1], also[ASKED_STEPS + 1];
+    char alone[160];
+    snprintf(alone, sizeof alone, "%s/alone", dir);
+    assert_int_equal(tiny_job_end(tiny_job_start(dir, alone, NULL, steps, 1, NULL)), 0);
+    assert_int_equal(tiny_job_metric(run, "loss", asked, have, ASKED_STEPS), ASKED_STEPS);
+    assert_int_equal(tiny_job_metric(alone, "loss", alone_values, also, ASKED_STEPS), ASKED_STEPS);
+    assert_memory_equal(asked + 1, alone_values + 1, ASKED_STEPS * sizeof(double));
 }
 
 static void a_rank_that_never_starts_is_named(void **state)
@@ -159,6 +248,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(and_so_in_bf16, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_killed_rank_ends_the_other, set_up, tear_down),
         cmocka_unit_test_setup_teardown(sigterm_stops_ranks_without_a_handler, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(being_asked_changes_nothing, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_rank_that_never_starts_is_named, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_device_that_is_not_there_is_no_fault_of_the_job, set_up, tear_down),
     };

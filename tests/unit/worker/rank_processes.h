@@ -3,6 +3,7 @@
 #define BOOST_TESTS_WORKER_RANK_PROCESSES_H
 
 #include <fcntl.h>
+#include <time.h>
 
 #include "proto/base/clock.h"
 #include "proto/jobfile.h"
