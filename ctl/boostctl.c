@@ -27,7 +27,7 @@ static const struct verb verbs[] = {
     {"release", verb_control, "let held jobs run"},
     {"checkpoint", verb_control, "write a checkpoint now"},
     {"ckpt", verb_ckpt, "checkpoints of a job: ckpt ls JOB"},
-    {"node", verb_node, "nodes: node ls, node show NODE"},
+    {"node", verb_node, "nodes: ls, show, cordon, drain, resume"},
     {"validate", verb_validate, "check a job file without a controller"},
     {"plan", verb_plan, "memory, collectives and matrix products of a job file"},
     {"encode", verb_convert, "a job file to binary protobuf"},

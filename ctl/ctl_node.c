@@ -1,4 +1,4 @@
-/* boostctl node: the nodes in a table, or one in detail. */
+/* boostctl node: the nodes in a table, or one in detail; out of use and back. */
 #include "ctl/ctl_node.h"
 
 #include <stdio.h>
@@ -134,6 +134,11 @@ static void show_state(const Boost__NodeInfo *n)
         print_line("admin", text);
     }
     print_line("reason", n->reason);
+    if (n->has_drain_in_s) {
+        snprintf(text, sizeof text, "in %s its jobs checkpoint and are queued again",
+                 format_duration(n->drain_in_s > 0 ? n->drain_in_s : 0, ago));
+        print_line("deadline", text);
+    }
 }
 
 static void show_health(const Boost__NodeInfo *n)
@@ -231,34 +236,97 @@ static int list_nodes(struct ctl *ctl, char *name)
     return code;
 }
 
+static int node_control(struct ctl *ctl, Boost__NodeControlRequest__Verb verb, char *name, const char *reason,
+                        const char *deadline)
+{
+    struct arena arena;
+    int code;
+    Boost__NodeControlRequest body = BOOST__NODE_CONTROL_REQUEST__INIT;
+    Boost__Request request = BOOST__REQUEST__INIT;
+    if (deadline && !parse_duration(deadline, &body.deadline_s))
+        return ctl_usage("node", "--deadline takes 90s, 10m, 2h, 1d, not '%s'", deadline);
+    ctl_arena(&arena);
+    body.has_verb = true;
+    body.verb = verb;
+    body.node = name;
+    body.reason = reason ? arena_strdup(&arena, reason) : NULL;
+    body.has_deadline_s = deadline != NULL;
+    request.body_case = BOOST__REQUEST__BODY_NODE_CONTROL;
+    request.node_control = &body;
+    Boost__Reply *reply = ctl_ask(ctl, &request, BOOST__REPLY__BODY_NODE_CONTROL, &arena, &code);
+    if (reply && (ctl->output == OUTPUT_JSON || ctl->output == OUTPUT_JSONL)) {
+        json_t *o = json_document("boost.node_control/1");
+        json_put(o, "node", json_text(name));
+        json_put(o, "text", json_text(reply->node_control->text));
+        json_emit(o, ctl->output == OUTPUT_JSONL);
+    } else if (reply && ctl->output == OUTPUT_NAME) {
+        printf("%s\n", name);
+    } else if (reply && !ctl->quiet) {
+        printf("node %s: %s\n", name, reply->node_control->text ? reply->node_control->text : "");
+    }
+    arena_free(&arena);
+    return code;
+}
+
+static void help(const struct option_row *rows)
+{
+    printf("usage: boostctl node ls                  all nodes (-o wide: switch, labels, GPU by GPU)\n"
+           "       boostctl node show NODE           health, labels, environment, GPUs of one\n"
+           "       boostctl node cordon NODE --reason TEXT     it takes no new work; jobs there go on\n"
+           "       boostctl node drain NODE --reason TEXT [--deadline 10m]\n"
+           "                                         likewise, until nothing runs there; at the deadline its jobs\n"
+           "                                         checkpoint and are queued again\n"
+           "       boostctl node resume NODE         it takes work again\n");
+    options_help(rows);
+}
+
 int verb_node(struct ctl *ctl, int argc, char **argv)
 {
-    bool help = false;
+    static const struct {
+        const char *name;
+        Boost__NodeControlRequest__Verb verb;
+    } verbs[] = {{"cordon", BOOST__NODE_CONTROL_REQUEST__VERB__CORDON},
+                 {"drain", BOOST__NODE_CONTROL_REQUEST__VERB__DRAIN},
+                 {"resume", BOOST__NODE_CONTROL_REQUEST__VERB__RESUME}};
+    const char *reason = NULL, *deadline = NULL;
+    bool wants_help = false;
     const struct option_row rows[] = {
-        {'h', "help", NULL, "this text", &help, NULL, NULL},
+        {0, "reason", "TEXT", "cordon, drain: why, for others to see", NULL, &reason, NULL},
+        {0, "deadline", "TIME", "drain: 90s, 10m, 2h; 0: now", NULL, &deadline, NULL},
+        {'h', "help", NULL, "this text", &wants_help, NULL, NULL},
         {0, NULL, NULL, NULL, NULL, NULL, NULL},
     };
     int first = options_parse("node", argc, argv, rows);
     if (first < 0)
         return EXIT_USAGE;
-    if (help) {
-        printf("usage: boostctl node ls          (-o wide: switch, labels, GPU by GPU)\n"
-               "       boostctl node show NODE   health, labels, environment, GPUs of one\n");
-        options_help(rows);
+    if (wants_help) {
+        help(rows);
         return EXIT_OK;
     }
-    const char *command = first < argc ? argv[first] : "";
-    int operands = argc - first - 1;
-    if (!strcmp(command, "ls"))
+    const char *what = first < argc ? argv[first] : "";
+    bool ls = !strcmp(what, "ls"), show = !strcmp(what, "show");
+    const int operands = argc - first - 1;
+    if ((ls || show) && (reason || deadline))
+        return ctl_usage("node", "%s takes neither --reason nor --deadline", what);
+    if (ls)
         return operands ? ctl_usage("node", "takes: node ls") : list_nodes(ctl, NULL);
-    if (!strcmp(command, "show"))
+    if (show)
         return operands != 1 ? ctl_usage("node", "takes: node show NODE") : list_nodes(ctl, argv[first + 1]);
-    static const char *const later[] = {"cordon", "drain", "resume"};
-    for (size_t i = 0; i < sizeof later / sizeof *later; i++)
-        if (!strcmp(command, later[i])) {
-            fprintf(stderr, "boostctl: 'node %s' is not built in this version\n", command);
-            return EXIT_REFUSED;
-        }
-    return *command ? ctl_usage("node", "unknown command '%s'", command)
-                    : ctl_usage("node", "takes: node ls, node show NODE");
+    for (size_t i = 0; i < sizeof verbs / sizeof *verbs; i++) {
+        if (strcmp(what, verbs[i].name) != 0)
+            continue;
+        bool drain = verbs[i].verb == BOOST__NODE_CONTROL_REQUEST__VERB__DRAIN;
+        bool resume = verbs[i].verb == BOOST__NODE_CONTROL_REQUEST__VERB__RESUME;
+        if (operands != 1)
+            return ctl_usage("node", "takes one node: node %s NODE", what);
+        if (deadline && !drain)
+            return ctl_usage("node", "--deadline is of drain");
+        if (reason && resume)
+            return ctl_usage("node", "--reason is of cordon and drain");
+        if (!reason && !resume)
+            return ctl_usage("node", "%s needs --reason TEXT", what);
+        return node_control(ctl, verbs[i].verb, argv[first + 1], reason, deadline);
+    }
+    return *what ? ctl_usage("node", "unknown command '%s'", what)
+                 : ctl_usage("node", "takes: ls, show, cordon, drain or resume");
 }

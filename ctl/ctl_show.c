@@ -125,13 +125,15 @@ static void show_goodput(const Boost__Goodput *g)
 {
     if (!g)
         return;
-    char a[FORMAT_TEXT], b[FORMAT_TEXT], c[FORMAT_TEXT], d[FORMAT_TEXT], e[FORMAT_TEXT];
-    double lost = g->detection_s + g->restart_s + g->replay_s;
+    char a[FORMAT_TEXT], b[FORMAT_TEXT], c[FORMAT_TEXT], d[FORMAT_TEXT], e[FORMAT_TEXT], f[FORMAT_TEXT];
+    double lost = g->detection_s + g->restart_s + g->replay_s + g->stall_s;
     double total = g->productive_s + lost;
-    printf("\ngoodput      %.1f%%: productive %s, detection %s, restart %s, replay %s, queue %s\n",
+    printf("\ngoodput      %.1f%%: productive %s, detection %s, restart %s, replay %s, checkpoint stall %s, queue %s\n",
            total > 0 ? 100 * g->productive_s / total : 100.0, format_duration(g->productive_s, a),
            format_duration(g->detection_s, b), format_duration(g->restart_s, c), format_duration(g->replay_s, d),
-           format_duration(g->queue_s, e));
+           format_duration(g->stall_s, e), format_duration(g->queue_s, f));
+    if (g->has_device_s)
+        printf("%-12s %.0f device-seconds\n", "used", g->device_s);
 }
 
 static void show_events(const Boost__ShowReply *r)

@@ -241,6 +241,8 @@ json_t *json_node(const Boost__NodeInfo *n)
         json_put(o, "admin_by", json_text(n->admin_by));
     if (n->has_admin_wall_ns)
         json_put(o, "admin_since", json_time(n->admin_wall_ns));
+    if (n->has_drain_in_s)
+        json_put(o, "drain_in_s", json_number(n->drain_in_s));
     if (n->has_cores)
         json_put(o, "cores", json_integer(n->cores));
     if (n->switch_ && *n->switch_)
@@ -306,6 +308,8 @@ json_t *json_show(const Boost__ShowReply *r)
         json_put(g, "restart_s", json_number(r->goodput->restart_s));
         json_put(g, "replay_s", json_number(r->goodput->replay_s));
         json_put(g, "queue_s", json_number(r->goodput->queue_s));
+        json_put(g, "stall_s", json_number(r->goodput->stall_s));
+        json_put(g, "device_s", json_number(r->goodput->device_s));
         json_put(o, "goodput", g);
     }
     list = json_array();

@@ -102,6 +102,12 @@ MUST_USE int core_dry_run(struct core *c, const Boost__JobSpec *spec, const stru
  * comes when the change is durable. */
 void core_control(struct core *c, Boost__ControlRequest__Verb verb, int64_t job, bool now, const struct core_user *user,
                   void (*reply)(void *arg, int rc, const struct error *err, const char *text), void *arg);
+/* Cordons, drains or resumes a node, which only root and the daemon's own uid may. deadline_s: of a drain, when its jobs
+ * checkpoint and are queued again; less than 0: never. `text` says what will happen, the node's name not included; it
+ * is the core's until the reply returns, which comes when the change is durable. */
+typedef void (*core_node_reply_fn)(void *arg, int rc, const struct error *err, const char *text);
+void core_node_control(struct core *c, Boost__NodeControlRequest__Verb verb, const char *node, const char *reason,
+                       double deadline_s, const struct core_user *user, core_node_reply_fn reply, void *arg);
 /* Takes the victim's devices for `for_job`: it checkpoints (when it is RUNNING; else it is killed), is QUEUED again and
  * goes on from there; the devices are free when it has stopped. What the scheduler calls: committed with the
  * caller's change, else by the next core_run(). True: it stops, whoever asked; false: it has no attempt to stop. */

@@ -1,8 +1,8 @@
 /* Where a job's time goes: queue, restart, replay, productive, detection; and the
  * run time that its limit counts. One stretch is open at a time, by the monotonic
- * clock; the totals so far go into the row whenever it is written. What passes
- * while the controller is down is in no total but counts for the time limit, which
- * goes by the attempts' own start times. */
+ * clock; the totals so far go into the row whenever it is written, with the wall
+ * clock's time. What passes while the controller is down counts for the state that
+ * the next one finds: ranks train on meanwhile, and who waits goes on waiting. */
 #include "daemon/core_internal.h"
 
 static double *account_field(struct job *job, int kind)
@@ -57,6 +57,39 @@ void account_state(struct core *c, struct job *job)
     job->account_since = now_mono(c);
 }
 
+void account_adopted(struct core *c, struct job *job)
+{
+    double *field = account_field(job, (int)kind_of(job));
+    int64_t away = job->accounted_ns ? now_wall(c) - job->accounted_ns : 0;
+    if (field && away > 0) /* a clock that was set back says nothing */
+        *field += (double)away / (double)NS_PER_S;
+    job->accounted_ns = 0;
+    account_state(c, job);
+}
+
+void account_stall(struct job *job, double seconds)
+{
+    double *field = account_field(job, job->account);
+    if (!field || !(seconds > 0))
+        return;
+    *field -= seconds; /* of the open stretch, which is not in yet */
+    job->stall_s += seconds;
+}
+
+/* Wall time of the attempts by what they held; of the newest it goes on. */
+static double device_seconds(struct core *c, const struct job *job)
+{
+    double sum = 0;
+    for (int i = 0; i < job->n_attempts; i++) {
+        const struct attempt *a = job->attempts[i];
+        int64_t end = a->end_ns ? a->end_ns : now_wall(c);
+        double devices = a->world + (double)a->n_spares * (a->n_parts ? a->world / a->n_parts : 0);
+        if (end > a->start_ns)
+            sum += devices * ((double)(end - a->start_ns) / (double)NS_PER_S);
+    }
+    return sum;
+}
+
 void account_detection(struct core *c, struct job *job, int64_t silent_ns)
 {
     double *field = account_field(job, job->account);
@@ -77,6 +110,9 @@ void account_totals(struct core *c, const struct job *job, Boost__Goodput *out)
     double *field = account_field(&copy, job->account);
     if (field)
         *field += open_s(c, job);
+    out->has_stall_s = out->has_device_s = true;
+    out->stall_s = copy.stall_s;
+    out->device_s = device_seconds(c, job);
     out->has_productive_s = out->has_detection_s = out->has_restart_s = out->has_replay_s = out->has_queue_s = true;
     out->productive_s = copy.productive_s;
     out->detection_s = copy.detection_s;

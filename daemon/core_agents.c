@@ -91,6 +91,7 @@ static void rebuild_holdings(struct core *c, struct node *n, const Boost__Regist
             h->overdue = true;
     }
     node_undrain(c, n);
+    node_emptied(c, n);
 }
 
 static void send_registered(struct core *c, struct node *n, const Boost__Register *m)

@@ -66,6 +66,13 @@ static void load_job(void *arg, const struct store_job *row)
     job->queue_s = row->queue_s;
     job->loss = row->loss;
     job->eval_loss = row->eval_loss;
+    job->stall_s = row->stall_s;
+    job->accounted_ns = row->accounted_ns;
+    job->next_step = row->next_step;
+    if (row->next_spec)
+        job->next_spec = boost__job_spec__unpack(NULL, row->next_spec_len, row->next_spec);
+    if (row->next_resolved)
+        job->next_resolved = boost__job_spec__unpack(NULL, row->next_resolved_len, row->next_resolved);
     job->acknowledged = true;
     job->version = 1;
     if (core_add_job(l->c, job)) {
@@ -96,11 +103,14 @@ static void load_attempt(void *arg, const struct store_attempt *row)
     a->reason = (Boost__Reason__Value)row->reason;
     text_set(&a->text, row->text);
     a->fenced = row->fenced;
-    a->replay_until = -1;
-    for (int k = 1; k < row->attempt; k++)
-        if (job_attempt(job, k)->to_step > a->replay_until)
-            a->replay_until = job_attempt(job, k)->to_step;
+    a->replay_until = row->replay_until;
     int rc = attempt_parse_placement(a, row->placement, &err);
+    for (const char *s = row->spares ? row->spares : ""; *s && !rc;) {
+        size_t len = strcspn(s, ",");
+        if (attempt_add_spare(a, s, len))
+            rc = error_set(&err, ERR_NOMEM, "out of memory while loading attempts");
+        s += len + (s[len] == ',');
+    }
     if (rc == ERR_CORRUPT)
         bad_row(l, "attempt %d of job %" PRId64 ": %s", row->attempt, row->job, err.message);
     else if (rc)
@@ -125,6 +135,8 @@ static void load_node(void *arg, const struct store_node *row)
     n->gpus = row->gpus;
     text_set(&n->gpu_name, row->gpu_name ? row->gpu_name : "");
     n->gpu_mib = row->gpu_mib;
+    if (row->drain_deadline_ns)
+        n->drain_due = now_mono(l->c) + (row->drain_deadline_ns - now_wall(l->c));
     n->uid = row->uid;
     text_set(&n->data_address, row->data_address);
 }
@@ -143,6 +155,7 @@ static void load_checkpoint(void *arg, const struct store_checkpoint *row)
     text_set(&k->note, row->note);
     k->changed_ns = row->changed_ns;
     k->damaged = strncmp(row->note, "damaged: ", 9) == 0;
+    k->aside = strncmp(row->note, "set aside: ", 11) == 0;
 }
 
 static void load_shard(void *arg, const struct store_shard *row)
@@ -171,6 +184,8 @@ static void load_metric_seq(void *arg, int64_t job_id, int attempt, int rank, in
     struct attempt *a = job ? job_attempt(job, attempt) : NULL;
     if (a && rank >= 0 && rank < a->world)
         a->ranks[rank].metrics_seq = seq;
+    if (a && rank == 0)
+        a->metrics_shown = seq;
 }
 
 /* ---- what state calls for ------------------------------------------------------------------ */
@@ -234,7 +249,7 @@ static void adopt(struct core *c, struct job *job)
     }
     if (job->state == STATE(STOPPING) && !a)
         job_fire(c, job, EV_ATTEMPT_GONE);
-    account_state(c, job);
+    account_adopted(c, job);
     job_pend(c, job);
     if (checkpoint_file_work(job))
         list_add(&c->working, job, link_working);

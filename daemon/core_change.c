@@ -206,57 +206,83 @@ void progress_changed(struct core *c, struct job *job)
     c->ops.changed(c->ops.arg, job->id);
 }
 
+/* A copy, packed; empty for NULL. */
+struct packed {
+    uint8_t *bytes;
+    size_t len;
+};
+
+static bool pack(const Boost__JobSpec *spec, struct packed *out)
+{
+    *out = (struct packed){0};
+    if (!spec)
+        return true;
+    out->len = boost__job_spec__get_packed_size(spec);
+    out->bytes = malloc(out->len + 1);
+    if (out->bytes)
+        boost__job_spec__pack(spec, out->bytes);
+    return out->bytes != NULL;
+}
+
 static void put_job_row(struct core *c, const struct job *job)
 {
     Boost__Goodput g = BOOST__GOODPUT__INIT;
+    struct packed spec, resolved, next_spec, next_resolved;
     account_totals(c, job, &g);
-    size_t spec_len = boost__job_spec__get_packed_size(job->spec);
-    size_t resolved_len = boost__job_spec__get_packed_size(job->resolved);
-    uint8_t *spec = malloc(spec_len + resolved_len + 1);
-    if (!spec) {
+    bool packed = pack(job->spec, &spec);
+    packed = pack(job->resolved, &resolved) && packed;
+    packed = pack(job->next_spec, &next_spec) && packed;
+    packed = pack(job->next_resolved, &next_resolved) && packed;
+    if (packed)
+        c->store.put_job(c->txn, &(struct store_job){.id = job->id,
+                                                     .name = job->name,
+                                                     .uid = job->uid,
+                                                     .gid = job->gid,
+                                                     .user = job->user,
+                                                     .state = (int)job->state,
+                                                     .stop_target = job->stop_target,
+                                                     .reason = (int)job->reason,
+                                                     .reason_text = job->reason_text ? job->reason_text : "",
+                                                     .spec = spec.bytes,
+                                                     .spec_len = spec.len,
+                                                     .resolved = resolved.bytes,
+                                                     .resolved_len = resolved.len,
+                                                     .priority = job->priority,
+                                                     .attempt = job->n_attempts,
+                                                     .restarts_used = job->restarts_used,
+                                                     .stuck_attempts = job->stuck_attempts,
+                                                     .backoff_count = job->backoff_count,
+                                                     .step = job->step,
+                                                     .checkpoint_step = job->checkpoint_step,
+                                                     .submitted_ns = job->submitted_ns,
+                                                     .started_ns = job->started_ns,
+                                                     .ended_ns = job->ended_ns,
+                                                     .run_s = job->run_s,
+                                                     .productive_s = g.productive_s,
+                                                     .detection_s = g.detection_s,
+                                                     .restart_s = g.restart_s,
+                                                     .replay_s = g.replay_s,
+                                                     .queue_s = g.queue_s,
+                                                     .stall_s = g.stall_s,
+                                                     .accounted_ns = now_wall(c),
+                                                     .loss = job->loss,
+                                                     .eval_loss = job->eval_loss,
+                                                     .next_spec = next_spec.bytes,
+                                                     .next_spec_len = next_spec.len,
+                                                     .next_resolved = next_resolved.bytes,
+                                                     .next_resolved_len = next_resolved.len,
+                                                     .next_step = job->next_step});
+    else
         core_log_line(c, CORE_LOG_ERROR, "out of memory: the row of job %lld is not written", (long long)job->id);
-        return;
-    }
-    uint8_t *resolved = spec + spec_len;
-    boost__job_spec__pack(job->spec, spec);
-    boost__job_spec__pack(job->resolved, resolved);
-    c->store.put_job(c->txn, &(struct store_job){.id = job->id,
-                                                 .name = job->name,
-                                                 .uid = job->uid,
-                                                 .gid = job->gid,
-                                                 .user = job->user,
-                                                 .state = (int)job->state,
-                                                 .stop_target = job->stop_target,
-                                                 .reason = (int)job->reason,
-                                                 .reason_text = job->reason_text ? job->reason_text : "",
-                                                 .spec = spec,
-                                                 .spec_len = spec_len,
-                                                 .resolved = resolved,
-                                                 .resolved_len = resolved_len,
-                                                 .priority = job->priority,
-                                                 .attempt = job->n_attempts,
-                                                 .restarts_used = job->restarts_used,
-                                                 .stuck_attempts = job->stuck_attempts,
-                                                 .backoff_count = job->backoff_count,
-                                                 .step = job->step,
-                                                 .checkpoint_step = job->checkpoint_step,
-                                                 .submitted_ns = job->submitted_ns,
-                                                 .started_ns = job->started_ns,
-                                                 .ended_ns = job->ended_ns,
-                                                 .run_s = job->run_s,
-                                                 .productive_s = g.productive_s,
-                                                 .detection_s = g.detection_s,
-                                                 .restart_s = g.restart_s,
-                                                 .replay_s = g.replay_s,
-                                                 .queue_s = g.queue_s,
-                                                 .loss = job->loss,
-                                                 .eval_loss = job->eval_loss});
-    free(spec);
+    free(spec.bytes);
+    free(resolved.bytes);
+    free(next_spec.bytes);
+    free(next_resolved.bytes);
 }
 
 static void put_attempt_row(struct core *c, const struct job *job, const struct attempt *a)
 {
-    char *placement = attempt_placement(a);
+    char *placement = attempt_placement(a), *spares = attempt_spares(a);
     c->store.put_attempt(c->txn, &(struct store_attempt){.job = job->id,
                                                          .attempt = a->number,
                                                          .from_step = a->from_step,
@@ -267,8 +293,11 @@ static void put_attempt_row(struct core *c, const struct job *job, const struct 
                                                          .end_ns = a->end_ns,
                                                          .reason = (int)a->reason,
                                                          .text = a->text ? a->text : "",
-                                                         .fenced = a->fenced});
+                                                         .fenced = a->fenced,
+                                                         .replay_until = a->replay_until,
+                                                         .spares = spares});
     free(placement);
+    free(spares);
 }
 
 static void put_checkpoint_row(struct core *c, const struct job *job, const struct checkpoint *k)
@@ -281,6 +310,11 @@ static void put_checkpoint_row(struct core *c, const struct job *job, const stru
                                                                .world = k->world,
                                                                .changed_ns = k->changed_ns,
                                                                .note = k->note ? k->note : ""});
+}
+
+static int64_t drain_deadline(struct core *c, const struct node *n)
+{
+    return n->drain_due ? now_wall(c) + (n->drain_due - now_mono(c)) : 0;
 }
 
 static void put_node_row(struct core *c, const struct node *n)
@@ -296,6 +330,7 @@ static void put_node_row(struct core *c, const struct node *n)
                                                    .gpus = n->gpus,
                                                    .gpu_name = n->gpu_name ? n->gpu_name : "",
                                                    .gpu_mib = n->gpu_mib,
+                                                   .drain_deadline_ns = drain_deadline(c, n),
                                                    .uid = n->uid,
                                                    .data_address = n->data_address ? n->data_address : ""});
 }

@@ -48,6 +48,7 @@ struct node {
     Boost__NodeAdmin__Value admin;
     char *admin_reason, *admin_by;
     int64_t admin_ns;
+    int64_t drain_due; /* mono: what runs there is queued again; 0 = it may end by itself */
     int cpu_slots;
     int cores; /* told when its agent registers; 0: not known yet */
     int64_t memory_mib;
@@ -210,6 +211,9 @@ MUST_USE int core_load(struct core *c, struct error *err);
 
 enum core_account { ACCOUNT_NONE, ACCOUNT_QUEUE, ACCOUNT_RESTART, ACCOUNT_REPLAY, ACCOUNT_PRODUCTIVE };
 void account_state(struct core *c, struct job *job);                        /* as state and step say, from now on */
+/* Loaded: what passed since its row was written counts for the state that it is in. */
+void account_adopted(struct core *c, struct job *job);
+void account_stall(struct job *job, double seconds); /* of the open stretch, the ranks waited for their checkpoint */
 void account_detection(struct core *c, struct job *job, int64_t silent_ns); /* the last stretch was detection */
 void account_totals(struct core *c, const struct job *job, Boost__Goodput *out); /* with the open stretch */
 double job_elapsed_s(struct core *c, const struct job *job);       /* STARTING + RUNNING + RECOVERING of all attempts */
@@ -230,9 +234,6 @@ int node_free_slots(const struct node *n, enum sched_pool pool);
 /* Takes over what the agent says of its GPUs (NULL: nothing yet); tells what became unhealthy, and healthy again. */
 void node_devices(struct core *c, struct node *n, const Boost__DeviceReport *report);
 bool node_usable(const struct node *n); /* UP and connected */
-void node_drain(struct core *c, struct node *n, const char *reason);
-/* Ends the controller's own drain, once nothing overdue is left: what it was for is confirmed after all. */
-void node_undrain(struct core *c, struct node *n);
 /* Something came from it. */
 void node_seen(struct core *c, struct node *n);
 int64_t nodes_run(struct core *c, int64_t now);
@@ -255,6 +256,14 @@ void node_health(struct core *c, struct node *n, const Boost__HealthReport *repo
 void node_health_settle(struct core *c, struct node *n);
 /* Has the node checked now; a report follows. False: it cannot be reached. */
 bool node_check_health(struct core *c, struct node *n);
+
+/* ---- core_drain.c ------------------------------------------------------------------ */
+
+void node_drain(struct core *c, struct node *n, const char *reason); /* the controller's own */
+/* Ends the controller's own drain, once nothing overdue is left: what it was for is confirmed after all. */
+void node_undrain(struct core *c, struct node *n);
+void node_emptied(struct core *c, struct node *n);    /* DRAINED, when it is DRAINING and nothing is left there */
+void node_drain_over(struct core *c, struct node *n); /* the deadline has come */
 
 /* ---- core_tasks.c ------------------------------------------------------------------ */
 

@@ -86,6 +86,8 @@ static void show(struct job *job, const Boost__MetricRecord *record)
             job->mfu = m->value;
         else if (strcmp(m->name, "step_ms") == 0 && m->value > 0 && isfinite(m->value))
             job->step_ms = job->step_ms > 0 ? 0.9 * job->step_ms + 0.1 * m->value : m->value;
+        else if (strcmp(m->name, "ckpt_ms") == 0 && isfinite(m->value))
+            account_stall(job, m->value / 1e3);
     }
 }
 
@@ -120,8 +122,9 @@ void metrics_batch(struct core *c, struct job *job, struct attempt *a, struct no
         ok = row_of(b->records[i], &mem, &rows[i]);
         if (b->records[i]->seq > seq)
             seq = b->records[i]->seq;
-        if (ok && b->rank == 0 && newest) {
+        if (ok && b->rank == 0 && newest && b->records[i]->seq > a->metrics_shown) {
             show(job, b->records[i]);
+            a->metrics_shown = b->records[i]->seq;
             attempt_reached(job, a, b->records[i]->step);
         }
     }

@@ -77,23 +77,6 @@ struct holding *node_hold(struct node *n, int64_t job, int attempt, enum sched_p
     return &list[n->n_holdings++];
 }
 
-void node_undrain(struct core *c, struct node *n)
-{
-    for (int i = 0; i < n->n_holdings; i++)
-        if (n->holdings[i].overdue)
-            return;
-    if (n->admin == ADMIN(NONE) || !n->admin_by || strcmp(n->admin_by, "controller") != 0)
-        return;
-    n->admin = ADMIN(NONE);
-    text_set(&n->admin_reason, "");
-    text_set(&n->admin_by, "");
-    n->admin_ns = now_wall(c);
-    mark_node(c, n);
-    add_event(c, NULL, 0, n->name, "controller", "node-resumed",
-              "%s takes work again: what it was drained for is confirmed gone", n->name);
-    node_health_settle(c, n);
-}
-
 void node_release(struct core *c, struct node *n, int64_t job, int attempt)
 {
     struct holding *h = node_holding(n, job, attempt);
@@ -104,6 +87,7 @@ void node_release(struct core *c, struct node *n, int64_t job, int attempt)
     c->schedule = true;
     if (overdue)
         node_undrain(c, n);
+    node_emptied(c, n);
 }
 
 static bool works(const Boost__DeviceInfo *d)
@@ -214,18 +198,6 @@ void node_devices(struct core *c, struct node *n, const Boost__DeviceReport *rep
 bool node_usable(const struct node *n)
 {
     return n->liveness == LIVENESS(UP) && n->connected;
-}
-
-void node_drain(struct core *c, struct node *n, const char *reason)
-{
-    if (n->admin == ADMIN(DRAINING) || n->admin == ADMIN(DRAINED))
-        return;
-    n->admin = ADMIN(DRAINING);
-    text_set(&n->admin_reason, reason);
-    text_set(&n->admin_by, "controller");
-    n->admin_ns = now_wall(c);
-    mark_node(c, n);
-    add_event(c, NULL, 0, n->name, "controller", "node-drained", "%s takes no new work: %s", n->name, reason);
 }
 
 static void set_liveness(struct core *c, struct node *n, Boost__NodeLiveness__Value to)
@@ -346,6 +318,10 @@ int64_t nodes_run(struct core *c, int64_t now)
 {
     int64_t next = INT64_MAX;
     for (struct node *n = c->nodes; n; n = n->next) {
+        if (n->drain_due && now >= n->drain_due)
+            node_drain_over(c, n);
+        else if (n->drain_due && n->drain_due < next)
+            next = n->drain_due;
         int64_t down = n->last_seen + c->node_timeout_ns;
         if (down < c->up_since + c->restart_grace_ns)
             down = c->up_since + c->restart_grace_ns;

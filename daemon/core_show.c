@@ -492,6 +492,8 @@ static Boost__NodeInfo *node_info(struct core *c, const struct node *n, struct a
     x->liveness = n->liveness;
     x->admin = n->admin;
     x->reason = arena_strdup(mem, n->admin_reason ? n->admin_reason : "");
+    x->has_drain_in_s = n->drain_due != 0;
+    x->drain_in_s = n->drain_due ? seconds(n->drain_due - now_mono(c)) : 0;
     x->has_cpu_slots = x->has_cpu_slots_busy = true;
     x->cpu_slots = n->cpu_slots;
     x->cpu_slots_busy = node_busy(n, SCHED_CPU);

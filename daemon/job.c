@@ -23,6 +23,7 @@ struct job *job_new(void)
         return NULL;
     job->step = -1;
     job->checkpoint_step = -1;
+    job->next_step = -1;
     job->loss = job->eval_loss = job->tokens_per_s = job->mfu = NAN;
     return job;
 }
@@ -57,6 +58,9 @@ void attempt_clear_ranks(struct attempt *a)
 static void attempt_free(struct attempt *a)
 {
     attempt_clear_ranks(a);
+    for (int i = 0; i < a->n_spares; i++)
+        free(a->spares[i]);
+    free(a->spares);
     free(a->text);
     free(a);
 }
@@ -85,6 +89,10 @@ void job_free(struct job *job)
         boost__job_spec__free_unpacked(job->spec, NULL);
     if (job->resolved)
         boost__job_spec__free_unpacked(job->resolved, NULL);
+    if (job->next_spec)
+        boost__job_spec__free_unpacked(job->next_spec, NULL);
+    if (job->next_resolved)
+        boost__job_spec__free_unpacked(job->next_resolved, NULL);
     free(job->name);
     free(job->user);
     free(job->reason_text);
@@ -113,6 +121,7 @@ struct attempt *job_add_attempt(struct job *job)
     if (!a)
         return NULL;
     a->number = job->n_attempts + 1;
+    a->replay_until = -1;
     list[job->n_attempts++] = a;
     return a;
 }
@@ -163,6 +172,29 @@ char *attempt_placement(const struct attempt *a)
     char *text = b.failed ? NULL : strdup((const char *)b.data);
     buffer_free(&b);
     return text;
+}
+
+char *attempt_spares(const struct attempt *a)
+{
+    struct buffer b;
+    buffer_init(&b, 16 << 20);
+    for (int i = 0; i < a->n_spares; i++)
+        buffer_printf(&b, "%s%s", i ? "," : "", a->spares[i]);
+    char *text = b.failed || !a->n_spares ? NULL : strdup((const char *)b.data);
+    buffer_free(&b);
+    return text;
+}
+
+int attempt_add_spare(struct attempt *a, const char *node, size_t len)
+{
+    char **list = realloc(a->spares, (size_t)(a->n_spares + 1) * sizeof *list);
+    if (list)
+        a->spares = list;
+    char *copy = list ? strndup(node, len) : NULL;
+    if (!copy)
+        return ERR_NOMEM;
+    list[a->n_spares++] = copy;
+    return ERR_OK;
 }
 
 /* One "node:rank,rank" of `text`; *next is behind it and its ';'. */

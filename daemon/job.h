@@ -118,6 +118,9 @@ struct attempt {
     Boost__Reason__Value reason;
     char *text;
     bool fenced;
+    char **spares; /* nodes held beside it, for the next */
+    int n_spares;
+    int64_t replay_until; /* steps up to this were done before: replay; -1 = none */
 
     /* of the live attempt only */
     bool start_durable; /* its row is: StartAttempt may be sent */
@@ -130,10 +133,10 @@ struct attempt {
     int64_t rendezvous_due; /* mono ns, 0 = none                                */
     int64_t grace_due, grace_from;
     int64_t close_due, close_from; /* waits for manifests of complete checkpoints */
-    int64_t replay_until;          /* steps up to this were done before: replay        */
     bool committed;                /* a later checkpoint of it is COMMITTED            */
     bool advanced;                 /* ... beyond all that attempts before it committed */
     bool dirty;                    /* row to be written with the open change           */
+    int64_t metrics_shown;         /* rank 0's records up to this are in the summary   */
     bool acks_owed;                /* it has ended, but the store refused to write how */
 };
 
@@ -155,6 +158,7 @@ struct checkpoint {
     } * shards;    /* [world] */
     int n_shards;  /* with `have` */
     bool damaged;  /* did not verify: never resumed from */
+    bool aside;    /* the job went on from an older one on purpose: likewise */
     uint64_t task; /* manifest or delete under way, 0 = none */
     int64_t retry_due;
     int tries;
@@ -172,13 +176,16 @@ struct job {
     Boost__Reason__Value reason; /* pending jobs: computed when asked, see core_summary */
     char *reason_text;
     Boost__JobSpec *spec, *resolved;
+    /* Of a restart that is accepted and waits for the live attempt's end; NULL, -1: none, newest checkpoint. */
+    Boost__JobSpec *next_spec, *next_resolved;
+    int64_t next_step;
     int priority;
     int restarts_used, stuck_attempts, backoff_count;
     int64_t step;            /* highest of any attempt, -1 = none */
     int64_t checkpoint_step; /* newest COMMITTED, -1 = none */
     int64_t submitted_ns, started_ns, ended_ns;
     double run_s; /* see job_elapsed_s() */
-    double productive_s, detection_s, restart_s, replay_s, queue_s;
+    double productive_s, detection_s, restart_s, replay_s, queue_s, stall_s;
     double loss, eval_loss, tokens_per_s, mfu; /* NaN = none */
 
     struct attempt **attempts; /* attempts[k - 1] */
@@ -199,6 +206,7 @@ struct job {
     int64_t checkpoint_ms; /* slowest shard of the newest checkpoint */
     int account;           /* enum core_account: where time goes now */
     int64_t account_since;
+    int64_t accounted_ns; /* wall clock of the row that an earlier controller left; 0 = none */
     struct core_start *starting; /* devices reserved, checkpoint being verified */
     int64_t start_retry_due;
     char *start_trouble; /* why the last start could not be prepared; NULL = nothing */
@@ -215,6 +223,9 @@ struct attempt *job_attempt(const struct job *job, int number); /* NULL: no such
 struct checkpoint *job_checkpoint(const struct job *job, int64_t step, int attempt);
 /* "node:0,1;node2:2,3", the form in the store. NULL when out of memory. */
 char *attempt_placement(const struct attempt *a);
+/* "node,node", the form in the store; NULL: none, or out of memory. */
+char *attempt_spares(const struct attempt *a);
+MUST_USE int attempt_add_spare(struct attempt *a, const char *node, size_t len);
 void attempt_clear_ranks(struct attempt *a); /* frees parts and ranks, and leaves none */
 /* Makes parts and ranks from that form. ERR_CORRUPT when it does not parse. */
 MUST_USE int attempt_parse_placement(struct attempt *a, const char *placement, struct error *err);

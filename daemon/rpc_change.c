@@ -1,4 +1,4 @@
-/* Requests that change something: submit and control. Both are answered when the
+/* Requests that change something: submit, control, node control. They are answered when the
  * change is durable. */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -191,4 +191,35 @@ void rpc_control(struct rpc_call *call, const Boost__ControlRequest *request)
         core_control(call->rpc->core, request->verb, job->id, request->now, &call->user, controlled, &items[i]);
     }
     one_done(call);
+}
+
+/* ---- nodes ------------------------------------------------------------------- */
+
+static void node_controlled(void *arg, int rc, const struct error *err, const char *text)
+{
+    struct rpc_call *call = arg;
+    if (call_abandoned(call))
+        return;
+    if (rc) {
+        call_fail(call, err);
+        return;
+    }
+    Boost__NodeControlReply body = BOOST__NODE_CONTROL_REPLY__INIT;
+    Boost__Reply reply = BOOST__REPLY__INIT;
+    reply.body_case = BOOST__REPLY__BODY_NODE_CONTROL;
+    reply.node_control = &body;
+    body.text = arena_strdup(&call->arena, text);
+    call_reply(call, &reply);
+}
+
+void rpc_node_control(struct rpc_call *call, const Boost__NodeControlRequest *request)
+{
+    struct error err;
+    if (!request->has_verb || !request->node || !*request->node) {
+        error_set(&err, ERR_INVALID, "the request names no node or no verb");
+        call_fail(call, &err);
+        return;
+    }
+    core_node_control(call->rpc->core, request->verb, request->node, request->reason,
+                      request->has_deadline_s ? request->deadline_s : -1, &call->user, node_controlled, call);
 }

@@ -43,6 +43,11 @@ static const struct store_column job_columns[] = {
     F64(store_job, queue_s),
     F64(store_job, loss),
     F64(store_job, eval_loss),
+    BLOB(store_job, next_spec),
+    BLOB(store_job, next_resolved),
+    I64(store_job, next_step),
+    I64(store_job, accounted_ns),
+    F64(store_job, stall_s),
 };
 static const struct store_column node_columns[] = {
     TEXT(store_node, name),
@@ -58,6 +63,7 @@ static const struct store_column node_columns[] = {
     INT(store_node, gpus),
     TEXT(store_node, gpu_name),
     I64(store_node, gpu_mib),
+    I64(store_node, drain_deadline_ns),
 };
 static const struct store_column attempt_columns[] = {
     I64(store_attempt, job),
@@ -71,6 +77,8 @@ static const struct store_column attempt_columns[] = {
     INT(store_attempt, reason),
     TEXT(store_attempt, text),
     BOOL(store_attempt, fenced),
+    I64(store_attempt, replay_until),
+    TEXT(store_attempt, spares),
 };
 static const struct store_column checkpoint_columns[] = {
     I64(store_checkpoint, job),

@@ -43,6 +43,15 @@ static const struct store_migration state_migrations[] = {
      "ALTER TABLE node ADD COLUMN gpus INTEGER NOT NULL DEFAULT 0;"
      "ALTER TABLE node ADD COLUMN gpu_name TEXT;"
      "ALTER TABLE node ADD COLUMN gpu_mib INTEGER NOT NULL DEFAULT 0;"},
+    {3,
+     "ALTER TABLE job ADD COLUMN next_spec BLOB;"
+     "ALTER TABLE job ADD COLUMN next_resolved BLOB;"
+     "ALTER TABLE job ADD COLUMN next_step INTEGER NOT NULL DEFAULT -1;"
+     "ALTER TABLE job ADD COLUMN accounted_ns INTEGER NOT NULL DEFAULT 0;"
+     "ALTER TABLE job ADD COLUMN stall_s REAL NOT NULL DEFAULT 0;"
+     "ALTER TABLE attempt ADD COLUMN replay_until INTEGER NOT NULL DEFAULT -1;"
+     "ALTER TABLE attempt ADD COLUMN spares TEXT;"
+     "ALTER TABLE node ADD COLUMN drain_deadline_ns INTEGER NOT NULL DEFAULT 0;"},
 };
 
 /* metric.row ascends in order of arrival without AUTOINCREMENT: thinning keeps the last row of what it

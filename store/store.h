@@ -81,6 +81,13 @@ struct store_job {
     /* goodput, seconds, of what is over */
     double productive_s, detection_s, restart_s, replay_s, queue_s;
     double loss, eval_loss; /* newest; NaN = none */
+    const void *next_spec;  /* of a restart that is accepted and not begun: JobSpecs, packed; NULL = none */
+    size_t next_spec_len;
+    const void *next_resolved;
+    size_t next_resolved_len;
+    int64_t next_step;    /* of its checkpoint, -1 = the newest */
+    int64_t accounted_ns; /* wall clock up to which the goodput counts; 0 = not known */
+    double stall_s;       /* goodput: ranks that waited for their checkpoints */
 };
 struct store_attempt {
     int64_t job;
@@ -91,6 +98,8 @@ struct store_attempt {
     int reason;
     const char *text;
     bool fenced; /* no report of it counts any more */
+    int64_t replay_until; /* steps up to this were done before it began; -1 = none */
+    const char *spares;   /* "node,node" held beside it; NULL or "" = none */
 };
 struct store_node {
     const char *name;
@@ -106,6 +115,7 @@ struct store_node {
     int gpus;             /* devices of that kind, shares of one counted each */
     const char *gpu_name; /* "" = none */
     int64_t gpu_mib;      /* memory of the smallest */
+    int64_t drain_deadline_ns; /* wall clock when its jobs are queued again; 0 = they may end by themselves */
 };
 struct store_checkpoint {
     int64_t job;

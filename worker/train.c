@@ -292,6 +292,8 @@ static int checkpoint_now(struct run *r, struct error *err)
 {
     struct report *report = r->t->report;
     struct error last;
+    struct metrics m = {.n = 0};
+    int64_t start = clock_mono_ns();
     if (!checkpoint_busy(r->checkpoint) && checkpoint_wait(r->checkpoint, &last))
         report_line(report, "rank %d: the last checkpoint failed: %s", r->t->rank, last.message);
     report_doing(report, "copying the state of step %" PRId64, r->at.step);
@@ -300,9 +302,13 @@ static int checkpoint_now(struct run *r, struct error *err)
         rc = checkpoint_snapshot(r->checkpoint, &r->at, err);
     tell_note(r);
     report_doing(report, "training");
-    if (!rc)
-        r->saved_step = r->at.step;
-    return rc;
+    if (rc)
+        return rc;
+    r->saved_step = r->at.step;
+    metrics_add(&m, "ckpt_ms", (double)(clock_mono_ns() - start) / (double)NS_PER_MS);
+    if (r->t->rank == 0)
+        report_metrics(report, r->at.step, &m);
+    return ERR_OK;
 }
 
 static int evaluate(struct run *r, struct error *err)

@@ -111,6 +111,8 @@ HELPER void mem_put_job(void *txn, const struct store_job *row)
     r->reason_text = mem_text(t->store, row->reason_text);
     r->spec = mem_bytes(t->store, row->spec, row->spec_len);
     r->resolved = mem_bytes(t->store, row->resolved, row->resolved_len);
+    r->next_spec = row->next_spec ? mem_bytes(t->store, row->next_spec, row->next_spec_len) : NULL;
+    r->next_resolved = row->next_resolved ? mem_bytes(t->store, row->next_resolved, row->next_resolved_len) : NULL;
 }
 HELPER void mem_put_attempt(void *txn, const struct store_attempt *row)
 {
@@ -120,6 +122,7 @@ HELPER void mem_put_attempt(void *txn, const struct store_attempt *row)
     *r = *row;
     r->placement = mem_text(t->store, row->placement);
     r->text = mem_text(t->store, row->text);
+    r->spares = mem_text(t->store, row->spares);
 }
 HELPER void mem_put_node(void *txn, const struct store_node *row)
 {

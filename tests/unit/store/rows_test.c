@@ -29,6 +29,8 @@ static struct store_job full_job(void)
         .backoff_count = 4, .step = INT64_MAX, .checkpoint_step = -1, .submitted_ns = 1, .started_ns = 2,
         .ended_ns = 3, .run_s = 1.25, .productive_s = 2, .detection_s = 0.1, .restart_s = 1e-300, .replay_s = 1e300,
         .queue_s = (double)INFINITY, .loss = NAN, .eval_loss = 0x1.921fb54442d18p+1,
+        .next_spec = spec, .next_spec_len = sizeof spec, .next_resolved = "", .next_step = 8000, .accounted_ns = 4,
+        .stall_s = 0.5,
     };
 }
 
@@ -56,13 +58,19 @@ static void check_job(const struct store_job *a, const struct store_job *b)
     same_f64(a->queue_s, b->queue_s);
     same_f64(a->loss, b->loss);
     same_f64(a->eval_loss, b->eval_loss);
+    same_f64(a->stall_s, b->stall_s);
+    assert_true(a->next_step == b->next_step && a->accounted_ns == b->accounted_ns);
+    assert_int_equal(a->next_spec_len, b->next_spec_len);
+    assert_true(!a->next_spec == !b->next_spec && !a->next_resolved == !b->next_resolved);
+    if (a->next_spec)
+        assert_memory_equal(a->next_spec, b->next_spec, a->next_spec_len);
 }
 
 static const struct store_node node = {"gpu01", "b-1", 2, "disk is \"full\"; '--", NULL, 99, 64, 1 << 20, 1000, "",
-                                       4, "NVIDIA H200", 143771};
+                                       4, "NVIDIA H200", 143771, 77};
 static const struct store_checkpoint ckpt = {1, 8000, 3, 2, "/d/00-1/step-8000.a3", 2, 7, NULL};
 static const struct store_shard shard = {1, 8000, 3, 1, "rank-1.safetensors", INT64_C(1) << 41, 0xffffffffu, 12};
-static const struct store_attempt attempt = {1, 3, 10, 20, "n1:0,1", 1, 2, 3, 8, NULL, true};
+static const struct store_attempt attempt = {1, 3, 10, 20, "n1:0,1", 1, 2, 3, 8, NULL, true, 15, "n2,n3"};
 
 static int jobs_seen, others_seen;
 
@@ -84,7 +92,7 @@ static void each_node(void *arg, const struct store_node *r)
     assert_true(r->admin == node.admin && r->admin_ns == node.admin_ns && r->cpu_slots == node.cpu_slots);
     assert_true(r->memory_mib == node.memory_mib && r->uid == node.uid);
     same_text(r->gpu_name, node.gpu_name);
-    assert_true(r->gpus == node.gpus && r->gpu_mib == node.gpu_mib);
+    assert_true(r->gpus == node.gpus && r->gpu_mib == node.gpu_mib && r->drain_deadline_ns == node.drain_deadline_ns);
 }
 
 static void each_checkpoint(void *arg, const struct store_checkpoint *r)
@@ -115,6 +123,8 @@ static void each_attempt(void *arg, const struct store_attempt *r)
     assert_true(r->running_ns == attempt.running_ns && r->reason == attempt.reason && r->fenced == attempt.fenced);
     same_text(r->placement, attempt.placement);
     same_text(r->text, attempt.text);
+    same_text(r->spares, attempt.spares);
+    assert_true(r->replay_until == attempt.replay_until);
 }
 
 static void rows_come_back(void **state)
