@@ -10,6 +10,7 @@
 #include <string.h>
 #include <uv.h>
 
+#include "daemon/agent_leftover.h"
 #include "daemon/agent_node.h"
 #include "daemon/agent_nvml.h"
 #include "daemon/log.h"
@@ -46,6 +47,25 @@ struct agent_devices {
 
 /* ---- looking ---- */
 
+static bool too_much_unknown(const struct agent *agent, const struct nvml_gpu *g)
+{
+    int64_t limit = agent->config->gpu_unknown_mib;
+    return limit > 0 && g->unknown_bytes >> 20 >= limit;
+}
+
+/* Memory that no process is known to use: whoever has the device open may have it all the same. */
+static void find_holders(struct agent_devices *d)
+{
+    for (int i = 0; i < d->next.n; i++) {
+        struct nvml_gpu *g = &d->next.gpus[i];
+        char path[64];
+        g->holder = 0;
+        snprintf(path, sizeof path, "/dev/nvidia%d", g->minor);
+        if (g->minor >= 0 && too_much_unknown(d->agent, g))
+            g->holder = file_holder(path, g->holder_name);
+    }
+}
+
 static void look(uv_work_t *work)
 {
     struct agent_devices *d = work->data;
@@ -54,6 +74,8 @@ static void look(uv_work_t *work)
         d->rc = nvml_open(d->agent->config->nvml_library, &d->nvml, &d->err);
     if (!d->rc)
         d->rc = nvml_look(d->nvml, &d->next, &d->err);
+    if (!d->rc)
+        find_holders(d);
 }
 
 /* A device that cannot be asked any more keeps its name. */
@@ -229,9 +251,10 @@ static const char *trouble_of(const struct agent_devices *d, int i)
     return d->stalled ? "NVIDIA's driver has stopped answering" : d->now.gpus[i].trouble;
 }
 
-enum { CROWD = -1 };
+enum { CROWD = -1, NOBODY = -2, STRANGER_TEXT = 160 };
 
-/* A process on a device that no rank of ours has, CROWD for more than can be listed; 0: none. One that the kernel does
+/* A process on a device that no rank of ours has, CROWD for more than can be listed, NOBODY where memory is used by
+ * none that is known; 0: none. One that the kernel does
  * not know under this pid is of another container, or just gone: which of them cannot be told. */
 static int64_t stranger(const struct agent *agent, int i)
 {
@@ -241,15 +264,24 @@ static int64_t stranger(const struct agent *agent, int i)
     for (int k = 0; k < g->n_processes; k++)
         if (kill((pid_t)g->processes[k].pid, 0) == 0 || errno == EPERM)
             return g->processes[k].pid;
-    return g->crowded ? CROWD : 0;
+    if (g->crowded)
+        return CROWD;
+    return too_much_unknown(agent, g) ? NOBODY : 0;
 }
 
-static void say_stranger(int64_t pid, char out[96])
+static void say_stranger(const struct agent *agent, int i, int64_t pid, char out[STRANGER_TEXT])
 {
-    if (pid == CROWD)
-        snprintf(out, 96, "more than %d processes use it, which are not of BOOST", (int)NVML_PROCESSES_MAX);
+    const struct nvml_gpu *g = &agent->devices->now.gpus[i];
+    if (pid == NOBODY && g->holder)
+        snprintf(out, STRANGER_TEXT, "process %" PRId64 " (%s) has it open, and %" PRId64 " MiB of it are used",
+                 g->holder, g->holder_name, g->unknown_bytes >> 20);
+    else if (pid == NOBODY)
+        snprintf(out, STRANGER_TEXT, "%" PRId64 " MiB of it are used by no process that is known",
+                 g->unknown_bytes >> 20);
+    else if (pid == CROWD)
+        snprintf(out, STRANGER_TEXT, "more than %d processes use it, which are not of BOOST", (int)NVML_PROCESSES_MAX);
     else
-        snprintf(out, 96, "process %" PRId64 " uses it, which is not of BOOST", pid);
+        snprintf(out, STRANGER_TEXT, "process %" PRId64 " uses it, which is not of BOOST", pid);
 }
 
 /* ---- telling ---- */
@@ -269,12 +301,14 @@ static Boost__DeviceInfo *info_of(struct agent *agent, int i, int share, struct 
     x->pci_bus_id = arena_strdup(arena, g->bus);
     x->memory_mib = (g->memory_bytes >> 20) / agent->config->ranks_per_gpu;
     x->used_mib = g->used_bytes >> 20;
+    x->has_nvlink_group = g->nvlink_group >= 0;
+    x->nvlink_group = g->nvlink_group;
     x->trouble = arena_strdup(arena, trouble_of(agent->devices, i));
     int64_t pid = stranger(agent, i);
     x->has_taken = x->taken = pid != 0;
     if (pid) {
-        char who[96];
-        say_stranger(pid, who);
+        char who[STRANGER_TEXT];
+        say_stranger(agent, i, pid, who);
         x->note = arena_strdup(arena, who);
     }
     if (nth_user(agent, g->uuid, share, &user)) {
@@ -289,6 +323,40 @@ static Boost__DeviceInfo *info_of(struct agent *agent, int i, int share, struct 
     return x->uuid && x->name && x->pci_bus_id && x->trouble ? x : NULL;
 }
 
+static bool is_listed(const struct agent_devices *d, const char *uuid)
+{
+    for (int i = 0; i < d->now.n; i++)
+        if (strcmp(d->now.gpus[i].uuid, uuid) == 0)
+            return true;
+    return false;
+}
+
+/* Those that the driver no longer lists while a rank has them: else the controller would count the rank to another. */
+static bool add_vanished(const struct agent *agent, struct arena *arena, Boost__DeviceReport *r, size_t room)
+{
+    for (const struct agent_attempt *a = agent->attempts; a; a = a->next)
+        for (size_t i = 0; attempt_alive(a) && i < a->start->n_devices && i < a->start->n_ranks; i++) {
+            const Boost__RankDevice *has = a->start->devices[i];
+            if (!has->uuid || is_listed(agent->devices, has->uuid) || r->n_devices == room)
+                continue;
+            Boost__DeviceInfo *x = arena_alloc(arena, sizeof *x);
+            if (!x)
+                return false;
+            boost__device_info__init(x);
+            x->has_index = true;
+            x->index = has->index;
+            x->uuid = has->uuid;
+            x->name = a->start->device_name;
+            x->trouble = arena_strdup(arena, "the driver no longer lists it");
+            x->has_job = x->has_attempt = x->has_rank = attempt_is_ours(a);
+            x->job = a->job;
+            x->attempt = a->attempt;
+            x->rank = a->start->ranks[i];
+            r->devices[r->n_devices++] = x;
+        }
+    return true;
+}
+
 Boost__DeviceReport *devices_report(struct agent *agent, struct arena *arena)
 {
     struct agent_devices *d = agent->devices;
@@ -299,7 +367,8 @@ Boost__DeviceReport *devices_report(struct agent *agent, struct arena *arena)
     if (!d)
         return r;
     int shares = agent->config->ranks_per_gpu;
-    Boost__DeviceInfo **list = arena_alloc(arena, (size_t)(d->now.n * shares + 1) * sizeof *list);
+    size_t room = (size_t)(d->now.n * shares) + NVML_GPUS_MAX;
+    Boost__DeviceInfo **list = arena_alloc(arena, room * sizeof *list);
     if (!list)
         return NULL;
     r->devices = list;
@@ -310,6 +379,8 @@ Boost__DeviceReport *devices_report(struct agent *agent, struct arena *arena)
             return NULL;
         r->n_devices++;
     }
+    if (!d->stalled && !d->last_rc && !add_vanished(agent, arena, r, room))
+        return NULL;
     buffer_clear(&d->report);
     uint8_t *at = buffer_reserve(&d->report, boost__device_report__get_packed_size(r));
     if (at)
@@ -369,9 +440,9 @@ static int too_few(const struct agent *agent, size_t found, size_t wanted, struc
     for (int i = 0; d && i < d->now.n; i++) {
         const char *trouble = trouble_of(d, i);
         int64_t pid = stranger(agent, i);
-        char who[96] = "";
+        char who[STRANGER_TEXT] = "";
         if (pid)
-            say_stranger(pid, who);
+            say_stranger(agent, i, pid, who);
         if (*trouble || pid)
             buffer_printf(&why, "%sgpu %d: %s", why.len ? ", " : "", i, *trouble ? trouble : who);
     }

@@ -20,6 +20,7 @@ enum {
     NVML_ERROR_GPU_IS_LOST = 15,
 };
 enum { NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1, NVML_VOLATILE_ECC = 0 };
+enum { NVML_DEVICE_MIG_ENABLE = 1, NVML_P2P_CAPS_INDEX_NVLINK = 2, NVML_P2P_STATUS_OK = 0 };
 #define NVML_EVENT_TYPE_XID 8ULL
 
 struct device_handle;
@@ -27,6 +28,11 @@ struct event_set;
 struct memory_info {
     unsigned long long total, free, used;
 };
+struct memory_info_v2 {
+    unsigned version;
+    unsigned long long total, reserved, free, used;
+};
+#define NVML_MEMORY_V2 ((unsigned)sizeof(struct memory_info_v2) | 2U << 24)
 struct pci_info {
     char bus_id_legacy[16];
     unsigned domain, bus, device, device_id, subsystem_id;
@@ -61,29 +67,39 @@ struct calls {
     int (*events_register)(struct device_handle *, unsigned long long, struct event_set *);
     int (*events_wait)(struct event_set *, struct event_data *, unsigned);
     int (*events_free)(struct event_set *);
+    int (*memory_v2)(struct device_handle *, struct memory_info_v2 *);
+    int (*minor)(struct device_handle *, unsigned *);
+    int (*mig)(struct device_handle *, unsigned *, unsigned *);
+    int (*p2p)(struct device_handle *, struct device_handle *, int, int *);
 };
 
+/* `optional`: older drivers lack it, and then it is not known what it would tell. */
 static const struct {
     const char *name;
     size_t at;
+    bool optional;
 } symbols[] = {
-    {"nvmlInit_v2", offsetof(struct calls, init)},
-    {"nvmlShutdown", offsetof(struct calls, shutdown)},
-    {"nvmlErrorString", offsetof(struct calls, error_string)},
-    {"nvmlSystemGetDriverVersion", offsetof(struct calls, driver_version)},
-    {"nvmlDeviceGetCount_v2", offsetof(struct calls, count)},
-    {"nvmlDeviceGetHandleByIndex_v2", offsetof(struct calls, handle)},
-    {"nvmlDeviceGetUUID", offsetof(struct calls, uuid)},
-    {"nvmlDeviceGetName", offsetof(struct calls, name)},
-    {"nvmlDeviceGetMemoryInfo", offsetof(struct calls, memory)},
-    {"nvmlDeviceGetPciInfo_v3", offsetof(struct calls, pci)},
-    {"nvmlDeviceGetComputeRunningProcesses_v3", offsetof(struct calls, processes)},
-    {"nvmlDeviceGetTotalEccErrors", offsetof(struct calls, ecc)},
-    {"nvmlDeviceGetRemappedRows", offsetof(struct calls, remapped)},
-    {"nvmlEventSetCreate", offsetof(struct calls, events_create)},
-    {"nvmlDeviceRegisterEvents", offsetof(struct calls, events_register)},
-    {"nvmlEventSetWait_v2", offsetof(struct calls, events_wait)},
-    {"nvmlEventSetFree", offsetof(struct calls, events_free)},
+    {"nvmlInit_v2", offsetof(struct calls, init), false},
+    {"nvmlShutdown", offsetof(struct calls, shutdown), false},
+    {"nvmlErrorString", offsetof(struct calls, error_string), false},
+    {"nvmlSystemGetDriverVersion", offsetof(struct calls, driver_version), false},
+    {"nvmlDeviceGetCount_v2", offsetof(struct calls, count), false},
+    {"nvmlDeviceGetHandleByIndex_v2", offsetof(struct calls, handle), false},
+    {"nvmlDeviceGetUUID", offsetof(struct calls, uuid), false},
+    {"nvmlDeviceGetName", offsetof(struct calls, name), false},
+    {"nvmlDeviceGetMemoryInfo", offsetof(struct calls, memory), false},
+    {"nvmlDeviceGetPciInfo_v3", offsetof(struct calls, pci), false},
+    {"nvmlDeviceGetComputeRunningProcesses_v3", offsetof(struct calls, processes), false},
+    {"nvmlDeviceGetTotalEccErrors", offsetof(struct calls, ecc), false},
+    {"nvmlDeviceGetRemappedRows", offsetof(struct calls, remapped), true},
+    {"nvmlEventSetCreate", offsetof(struct calls, events_create), false},
+    {"nvmlDeviceRegisterEvents", offsetof(struct calls, events_register), false},
+    {"nvmlEventSetWait_v2", offsetof(struct calls, events_wait), false},
+    {"nvmlEventSetFree", offsetof(struct calls, events_free), false},
+    {"nvmlDeviceGetMemoryInfo_v2", offsetof(struct calls, memory_v2), true},
+    {"nvmlDeviceGetMinorNumber", offsetof(struct calls, minor), true},
+    {"nvmlDeviceGetMigMode", offsetof(struct calls, mig), true},
+    {"nvmlDeviceGetP2PStatus", offsetof(struct calls, p2p), true},
 };
 
 /* ---- Xids that take a device out ---- */
@@ -121,7 +137,9 @@ struct nvml {
     void *library;
     struct calls call;
     struct event_set *events;
+    int linked; /* so many devices have their groups; 0: not asked yet */
     struct {
+        int group;                    /* of those that NVLink joins, the lowest index in it */
         struct device_handle *handle; /* NULL: could not be had yet */
         unsigned xid, last_xid;       /* xid: the first that takes it out */
         int64_t last_xid_ns;
@@ -135,8 +153,7 @@ static int load(struct nvml *n, const char *library, struct error *err)
         return error_set(err, ERR_NOT_FOUND, "%s", dlerror());
     for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
         void *symbol = dlsym(n->library, symbols[i].name);
-        /* The one call that drivers before 450 lack. */
-        if (!symbol && symbols[i].at != offsetof(struct calls, remapped)) {
+        if (!symbol && !symbols[i].optional) {
             error_set(err, ERR_DEVICE, "%s has no %s", library, symbols[i].name);
             return error_hint(err, "install a newer NVIDIA driver");
         }
@@ -226,20 +243,32 @@ static void look_at_processes(struct nvml *n, struct device_handle *handle, stru
 {
     struct process_info list[NVML_PROCESSES_MAX];
     unsigned count = NVML_PROCESSES_MAX;
+    int64_t named = 0;
+    bool all_told = true; /* how much each of them uses */
     int code = n->call.processes(handle, &count, list);
     out->crowded = code == NVML_ERROR_INSUFFICIENT_SIZE; /* where the list is too short nothing of it is filled in */
     for (unsigned i = 0; code == NVML_SUCCESS && i < count && i < NVML_PROCESSES_MAX; i++) {
+        named += known(list[i].bytes);
+        all_told = all_told && list[i].bytes <= INT64_MAX;
         if (list[i].pid == 0 || list[i].pid > INT_MAX)
             continue; /* no process: of another container, or nonsense, and to kill() a group */
         out->processes[out->n_processes++] = (struct nvml_process){list[i].pid, known(list[i].bytes)};
     }
+    struct memory_info_v2 memory = {.version = NVML_MEMORY_V2};
+    /* The older call counts what the driver keeps for itself as used. */
+    if (code == NVML_SUCCESS && all_told && n->call.memory_v2 && !n->call.memory_v2(handle, &memory) &&
+        known(memory.used) > named)
+        out->unknown_bytes = known(memory.used) - named;
 }
 
 static void look_at_health(struct nvml *n, struct device_handle *handle, struct nvml_gpu *out)
 {
     unsigned long long errors = 0;
-    unsigned corrected, uncorrected, pending, broken = 0;
-    if (n->call.ecc(handle, NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC, &errors) == NVML_SUCCESS && errors)
+    unsigned corrected, uncorrected, pending, broken = 0, mig = 0;
+    if (n->call.mig && n->call.mig(handle, &mig, &pending) == NVML_SUCCESS && mig == NVML_DEVICE_MIG_ENABLE)
+        snprintf(out->trouble, sizeof out->trouble, "MIG mode: not supported");
+    else if (n->call.ecc(handle, NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC, &errors) == NVML_SUCCESS &&
+             errors)
         snprintf(out->trouble, sizeof out->trouble, "%llu uncorrected memory error%s since its last reset", errors,
                  errors == 1 ? "" : "s");
     else if (n->call.remapped && !n->call.remapped(handle, &corrected, &uncorrected, &pending, &broken) && broken)
@@ -266,6 +295,8 @@ static void look_at(struct nvml *n, unsigned index, struct nvml_gpu *out)
         code = n->call.memory(handle, &memory);
     if (!code && !n->call.pci(handle, &pci))
         snprintf(out->bus, sizeof out->bus, "%.*s", (int)sizeof pci.bus_id - 1, pci.bus_id);
+    unsigned minor;
+    out->minor = !code && n->call.minor && !n->call.minor(handle, &minor) && minor <= INT_MAX ? (int)minor : -1;
     make_text(out->uuid, sizeof out->uuid);
     make_text(out->name, sizeof out->name);
     make_text(out->bus, sizeof out->bus);
@@ -285,6 +316,51 @@ static void look_at(struct nvml *n, unsigned index, struct nvml_gpu *out)
         snprintf(out->trouble, sizeof out->trouble, "Xid %u (%s)", n->gpus[index].xid, bad_xid(n->gpus[index].xid));
 }
 
+/* ---- among each other ---- */
+
+/* CUDA_VISIBLE_DEVICES could not tell them apart. */
+static void find_twins(struct nvml_picture *p)
+{
+    for (int i = 0; i < p->n; i++)
+        for (int k = 0; k < p->n; k++)
+            if (i != k && p->gpus[i].uuid[0] && strcmp(p->gpus[i].uuid, p->gpus[k].uuid) == 0 && !p->gpus[i].trouble[0])
+                snprintf(p->gpus[i].trouble, sizeof p->gpus[i].trouble, "gpu %d has the same UUID", k);
+}
+
+/* Asked once: what NVLink joins does not change while the driver is loaded. */
+static void look_at_links(struct nvml *n, int count)
+{
+    if (n->linked == count)
+        return;
+    for (int i = 0; i < count; i++)
+        n->gpus[i].group = i;
+    for (int i = 0; n->call.p2p && i < count; i++)
+        for (int k = 0; k < i; k++) {
+            int status = -1;
+            struct device_handle *a = n->gpus[i].handle, *b = n->gpus[k].handle;
+            if (!a || !b || n->call.p2p(a, b, NVML_P2P_CAPS_INDEX_NVLINK, &status) || status != NVML_P2P_STATUS_OK)
+                continue;
+            int from = n->gpus[i].group, to = n->gpus[k].group;
+            for (int j = 0; j < count; j++) /* joins the two groups under the lower number */
+                if (n->gpus[j].group == (from > to ? from : to))
+                    n->gpus[j].group = from > to ? to : from;
+        }
+    n->linked = count;
+    for (int i = 0; i < count; i++)
+        if (!n->gpus[i].handle) /* one that could not be had yet is asked when it can */
+            n->linked = 0;
+}
+
+static void tell_links(const struct nvml *n, struct nvml_picture *p)
+{
+    for (int i = 0; i < p->n; i++) {
+        p->gpus[i].nvlink_group = -1;
+        for (int k = 0; k < p->n; k++)
+            if (k != i && n->gpus[k].group == n->gpus[i].group)
+                p->gpus[i].nvlink_group = n->gpus[i].group;
+    }
+}
+
 int nvml_look(struct nvml *n, struct nvml_picture *out, struct error *err)
 {
     unsigned count = 0;
@@ -296,6 +372,9 @@ int nvml_look(struct nvml *n, struct nvml_picture *out, struct error *err)
     out->n = count < NVML_GPUS_MAX ? (int)count : NVML_GPUS_MAX;
     for (int i = 0; i < out->n; i++)
         look_at(n, (unsigned)i, &out->gpus[i]);
+    find_twins(out);
+    look_at_links(n, out->n);
+    tell_links(n, out);
     if (n->call.driver_version(out->driver, sizeof out->driver))
         out->driver[0] = '\0';
     make_text(out->driver, sizeof out->driver);

@@ -22,9 +22,15 @@ struct nvml_gpu {
     char name[96];
     char bus[32];
     int64_t memory_bytes, used_bytes;
+    int64_t unknown_bytes; /* used by none of the processes that the driver names, not by itself either; 0: not known */
+    int minor;             /* /dev/nvidia<minor>; -1: not known */
+    int nvlink_group;      /* the lowest index of those that NVLink joins it with; -1: none, or not known */
     struct nvml_process processes[NVML_PROCESSES_MAX];
     int n_processes;
     bool crowded; /* more than the list holds use it; none of them is in it */
+    /* Of one with unknown_bytes, for agent_devices.c to fill in: a process that has it open, 0: none is seen. */
+    int64_t holder;
+    char holder_name[32];
     /* Why it should get no new work, "" = sound. Of an Xid for the life of the handle: what a reset has mended is
      * told anew by a new agent; what no reset mends the device says of itself again. */
     char trouble[128];

@@ -39,6 +39,7 @@ static const struct range agent_ranges[] = {
     {"ranks_per_gpu", 1, 64},
     {"health_interval_ms", 0, 86400000},
     {"memory_floor_mib", 0, 1 << 30},
+    {"gpu_unknown_mib", 0, 1 << 30},
     {"health_timeout_ms", 100, 3600000},
     {"prolog_timeout_ms", 100, 86400000},
     {"epilog_timeout_ms", 100, 86400000},

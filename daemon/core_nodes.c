@@ -179,9 +179,11 @@ void node_devices(struct core *c, struct node *n, const Boost__DeviceReport *rep
     if (!copy)
         return; /* the picture of before is told again with the next change */
     int64_t least = 0;
-    for (size_t i = 0; i < copy->n_devices; i++)
-        if (i == 0 || copy->devices[i]->memory_mib < least)
-            least = copy->devices[i]->memory_mib;
+    for (size_t i = 0; i < copy->n_devices; i++) { /* one that is no longer listed has none */
+        int64_t mib = copy->devices[i]->memory_mib;
+        if (mib > 0 && (least == 0 || mib < least))
+            least = mib;
+    }
     const char *name = copy->n_devices && copy->devices[0]->name ? copy->devices[0]->name : "";
     if (n->gpus != (int)copy->n_devices || n->gpu_mib != least || strcmp(n->gpu_name ? n->gpu_name : "", name) != 0)
         mark_node(c, n);

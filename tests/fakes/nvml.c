@@ -6,13 +6,17 @@
  *   0 pid 4711     a process uses it
  *   3 lost 1       it cannot be asked any more
  *   0 wild 1       it fills in bytes of 0xff, texts without an end
+ *   1 mig 1        it is in MIG mode
+ *   1 same 0       it has the UUID of GPU 0
+ *   0 used 900     MiB used, without the driver's own; else 1
+ *   1 link 0       NVLink joins it with GPU 0
  */
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { GPUS = 16, SUCCESS = 0, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, IS_LOST = 15 };
+enum { GPUS = 16, SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, IS_LOST = 15 };
 
 struct device {
     int index;
@@ -22,6 +26,10 @@ static int events_given;
 
 struct memory {
     unsigned long long total, free, used;
+};
+struct memory_v2 {
+    unsigned version;
+    unsigned long long total, reserved, free, used;
 };
 struct pci {
     char legacy[16];
@@ -53,6 +61,10 @@ int nvmlDeviceGetComputeRunningProcesses_v3(struct device *d, unsigned *count, s
 int nvmlDeviceGetTotalEccErrors(struct device *d, int type, int counter, unsigned long long *out);
 int nvmlDeviceGetRemappedRows(struct device *d, unsigned *corrected, unsigned *uncorrected, unsigned *pending,
                               unsigned *failed);
+int nvmlDeviceGetMemoryInfo_v2(struct device *d, struct memory_v2 *out);
+int nvmlDeviceGetMinorNumber(struct device *d, unsigned *out);
+int nvmlDeviceGetMigMode(struct device *d, unsigned *current, unsigned *pending);
+int nvmlDeviceGetP2PStatus(struct device *a, struct device *b, int what, int *status);
 int nvmlEventSetCreate(void **out);
 int nvmlDeviceRegisterEvents(struct device *d, unsigned long long types, void *set);
 int nvmlEventSetWait_v2(void *set, struct event *out, unsigned timeout_ms);
@@ -136,7 +148,8 @@ int nvmlDeviceGetUUID(struct device *d, char *out, unsigned len)
     if (line(d->index, "lost", 0, NULL) > 0)
         return IS_LOST;
     if (!wild(d, out, len))
-        snprintf(out, len, "GPU-fake-%d", d->index);
+        snprintf(out, len, "GPU-fake-%ld",
+                 line(d->index, "same", 0, NULL) >= 0 ? line(d->index, "same", 0, NULL) : d->index);
     return SUCCESS;
 }
 
@@ -188,6 +201,43 @@ int nvmlDeviceGetRemappedRows(struct device *d, unsigned *corrected, unsigned *u
 {
     (void)d;
     *corrected = *uncorrected = *pending = *failed = 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMemoryInfo_v2(struct device *d, struct memory_v2 *out)
+{
+    long used = line(d->index, "used", 0, NULL);
+    if (out->version != (2U << 24 | sizeof *out))
+        return INVALID_ARGUMENT;
+    if (wild(d, out, sizeof *out))
+        return SUCCESS;
+    out->total = 143771ULL << 20;
+    out->reserved = 600ULL << 20;
+    out->used = (unsigned long long)(used >= 0 ? used : 1) << 20;
+    out->free = out->total - out->reserved - out->used;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMinorNumber(struct device *d, unsigned *out)
+{
+    *out = (unsigned)d->index;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMigMode(struct device *d, unsigned *current, unsigned *pending)
+{
+    *current = *pending = line(d->index, "mig", 0, NULL) == 1;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetP2PStatus(struct device *a, struct device *b, int what, int *status)
+{
+    bool joined = false;
+    for (int n = 0; line(a->index, "link", n, NULL) >= 0; n++)
+        joined = joined || line(a->index, "link", n, NULL) == b->index;
+    for (int n = 0; line(b->index, "link", n, NULL) >= 0; n++)
+        joined = joined || line(b->index, "link", n, NULL) == a->index;
+    *status = what == 2 && joined ? 0 : 5;
     return SUCCESS;
 }
 

@@ -112,15 +112,69 @@ static void test_the_device_of_a_failed_rank_is_named(void **state)
     kill_agent(f, SIGTERM);
 }
 
+/* The next report of GPUs in which one has this trouble; the caller frees it. */
+static Boost__AgentMessage *expect_trouble(struct fixture *f, const char *text)
+{
+    for (;;) {
+        Boost__AgentMessage *m = expect(f, BOOST__AGENT_MESSAGE__BODY_DEVICES);
+        for (size_t i = 0; i < m->devices->n_devices; i++)
+            if (strstr(m->devices->devices[i]->trouble, text))
+                return m;
+        boost__agent_message__free_unpacked(m, NULL);
+    }
+}
+
+/* It leaves the driver's list under its rank: it is told with its rank, so that the others are counted right. */
+static void test_a_gpu_that_vanishes_under_its_rank(void **state)
+{
+    struct fixture *f = *state;
+    fake_gpus(f, "count 3\n");
+    start_agent(f);
+    accept_agent(f, NULL);
+    order_start(f, "", 1, 3);
+    boost__attempt_start__free_unpacked(order_on_disk(f, 1), NULL);
+    fake_gpus(f, "count 2\n");
+    Boost__AgentMessage *m = expect_trouble(f, "no longer lists it");
+    assert_int_equal(m->devices->n_devices, 3);
+    const Boost__DeviceInfo *d = m->devices->devices[2];
+    assert_string_equal(d->uuid, "GPU-fake-2");
+    assert_true(d->index == 2 && d->has_job && d->job == 17 && d->attempt == 1 && d->rank == 2);
+    assert_string_equal(m->devices->devices[0]->trouble, "");
+    boost__agent_message__free_unpacked(m, NULL);
+    order_stop(f, 1, BOOST__STOP_ATTEMPT__HOW__KILL, 0);
+    pass(f, BOOST__AGENT_MESSAGE__BODY_NODE_END);
+    kill_agent(f, SIGTERM);
+}
+
+/* D45: memory of a GPU that none of the processes which are known has is not free to give. */
+static void test_memory_of_nobody_takes_a_gpu(void **state)
+{
+    struct fixture *f = *state;
+    fake_gpus(f, "count 2\n0 used 900\n1 used 300\n1 link 0\n");
+    start_agent(f);
+    accept_agent(f, NULL);
+    const Boost__DeviceReport *r = f->registered->devices;
+    assert_int_equal(r->n_devices, 2);
+    assert_true(r->devices[0]->taken && !r->devices[1]->taken);
+    assert_string_equal(r->devices[0]->note, "900 MiB of it are used by no process that is known");
+    assert_true(r->devices[1]->has_nvlink_group && r->devices[1]->nvlink_group == 0);
+    order_start(f, "", 1, 2);
+    expect_refused(f, BOOST__EXIT_CLASS__VALUE__INFRA, BOOST__REASON__VALUE__NoDevices,
+                   "1 of 2 GPUs can be had on node n1: gpu 0: 900 MiB of it are used");
+    order_start(f, "exit7", 2, 1);
+    expect_end(f, 2, 7);
+    kill_agent(f, SIGTERM);
+}
+
 int main(int argc, char **argv)
 {
     int status = agent_world(argc, argv);
     if (status >= 0)
         return status;
     const struct CMUnitTest tests[] = {
-        AGENT_TEST(test_gpus_are_given_and_remembered),
-        AGENT_TEST(test_gpus_that_cannot_be_had_are_named),
-        AGENT_TEST(test_the_device_of_a_failed_rank_is_named),
+        AGENT_TEST(test_gpus_are_given_and_remembered),        AGENT_TEST(test_gpus_that_cannot_be_had_are_named),
+        AGENT_TEST(test_the_device_of_a_failed_rank_is_named), AGENT_TEST(test_a_gpu_that_vanishes_under_its_rank),
+        AGENT_TEST(test_memory_of_nobody_takes_a_gpu),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

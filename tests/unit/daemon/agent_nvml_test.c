@@ -178,6 +178,53 @@ static void no_driver(void **state)
     assert_non_null(strstr(err.message, "has no nvmlInit_v2"));
 }
 
+static void what_cannot_be_given_is_said(void **state)
+{
+    (void)state;
+    struct nvml_picture p;
+    gpus("count 4\n0 mig 1\n2 same 1\n");
+    struct nvml *n = opened();
+    look(n, &p);
+    assert_string_equal(p.gpus[0].trouble, "MIG mode: not supported");
+    assert_string_equal(p.gpus[1].trouble, "gpu 2 has the same UUID");
+    assert_string_equal(p.gpus[2].trouble, "gpu 1 has the same UUID");
+    assert_string_equal(p.gpus[3].trouble, "");
+    gpus("count 4\n");
+    look(n, &p);
+    for (int i = 0; i < 4; i++)
+        assert_string_equal(p.gpus[i].trouble, "");
+    nvml_close(n);
+}
+
+/* 0-1-2 by two links, 4-5 by one, 3 by itself. */
+static void groups_that_nvlink_joins(void **state)
+{
+    (void)state;
+    struct nvml_picture p;
+    static const int group[] = {0, 0, 0, -1, 4, 4};
+    gpus("count 6\n2 link 1\n1 link 0\n5 link 4\n");
+    struct nvml *n = opened();
+    look(n, &p);
+    look(n, &p);
+    for (int i = 0; i < 6; i++)
+        assert_int_equal(p.gpus[i].nvlink_group, group[i]);
+    nvml_close(n);
+}
+
+/* What is used less what the named processes use, each 1 MiB here. */
+static void memory_that_nobody_is_known_to_use(void **state)
+{
+    (void)state;
+    struct nvml_picture p;
+    gpus("count 3\n0 used 900\n1 used 2\n1 pid 11\n1 pid 12\n2 used 7\n2 pid 11\n");
+    struct nvml *n = opened();
+    look(n, &p);
+    assert_true(p.gpus[0].unknown_bytes == INT64_C(900) << 20 && p.gpus[0].minor == 0);
+    assert_true(p.gpus[1].unknown_bytes == 0 && p.gpus[1].minor == 1);
+    assert_true(p.gpus[2].unknown_bytes == INT64_C(6) << 20);
+    nvml_close(n);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -186,6 +233,9 @@ int main(void)
                                        TEST(which_xids_count),
                                        TEST(counters_and_lost_devices),
                                        TEST(a_driver_that_fills_in_anything),
-                                       TEST(no_driver)};
+                                       TEST(no_driver),
+                                       TEST(what_cannot_be_given_is_said),
+                                       TEST(groups_that_nvlink_joins),
+                                       TEST(memory_that_nobody_is_known_to_use)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
