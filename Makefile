@@ -249,8 +249,8 @@ $(GPU_PROGRAMS): $(BUILD)/gpu/%: $(BUILD)/obj/tests/gpu/%.o $(TEST_SUPPORT) $(L_
 # tests/bench/*.c: one program each, for tests/bench/run.py and gpu_bench.py.
 BENCHES := $(patsubst tests/bench/%.c,$(BUILD)/bench/%,$(wildcard tests/bench/*.c))
 BENCH_SUPPORT := $(call objs,$(wildcard tests/bench/support/*.c))
-# Headers of CUPTI and of the CUDA backend's streams; without the toolkit the program says that it cannot profile.
-$(BUILD)/obj/tests/bench/support/trace.o $(BUILD)/obj/tests/bench/support/op_times.o: FILE_FLAGS = $(CUDA_DIR:%=-isystem %/include)
+# Headers of CUPTI, cuBLASLt and the CUDA backend's streams; without the toolkit the programs say what they cannot do.
+$(addprefix $(BUILD)/obj/tests/bench/support/,trace.o op_times.o gemm_candidates.o): FILE_FLAGS = $(CUDA_DIR:%=-isystem %/include)
 $(BENCHES): $(BUILD)/bench/%: $(BUILD)/obj/tests/bench/%.o $(BENCH_SUPPORT) $(L_WORKER)
 	@mkdir -p $(@D)
 	@$(CC) $(LDFLAGS) $(RPATH) -o $@ $^ $(S_WORKER)

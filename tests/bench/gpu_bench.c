@@ -7,9 +7,9 @@
  * the update left out. The other ranks are not there: NULL collectives, whose results are wrong and take no time
  *   profile  where a step's time goes, by kernel: a table on standard error. With --layers of the deep model that mode
  * layer has, edges included
- * Options: --name NAME of the result, --warm and --seconds SECONDS (2 and 5), --plain (nothing is captured), --layers, --cpu
- * (tries the program out: emulated bf16, figures of no meaning). Standard output: one JSON object a line with name,
- * value, unit and what belongs to it. */
+ * Options: --name NAME of the result, --warm and --seconds SECONDS (2 and 5), --plain (nothing is captured), --layers,
+ * --cpu (tries the program out: emulated bf16, figures of no meaning). Standard output: one JSON object a line with
+ * name, value, unit and what belongs to it. */
 #include <ftw.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -77,22 +77,6 @@ static int bench_step(const struct options *o, struct device *d, struct error *e
 
 /* ---- layers ---- */
 
-static int start_layers(struct model *m, const struct options *o, const struct device *d, int layers, struct error *err)
-{
-    struct bench_job job = o->job;
-    job.layers = layers;
-    int rc = job.tp ? ERR_OK : bench_job_tp(job.model, &job.tp, err);
-    if (!rc)
-        rc = bench_job_plan(&job, &m->plan, err);
-    if (!rc && m->plan.dp * m->plan.pp != 1)
-        rc = error_set(err, ERR_UNSUPPORTED, "layers are cut over tp only");
-    if (rc)
-        return rc;
-    null_comms(&m->plan, 0, d->alone.world.backend->copy, &m->null);
-    m->comms = &m->null;
-    return model_start(m, o, err);
-}
-
 /* Both models in turn, so that they run at the same clock; the difference of the medians. */
 static int bench_layer(const struct options *o, struct device *d, struct error *err)
 {
@@ -101,9 +85,9 @@ static int bench_layer(const struct options *o, struct device *d, struct error *
     int64_t before, start = 0;
     int rc = device_free_before(o, &before, err);
     if (!rc)
-        rc = start_layers(&shallow, o, d, SHALLOW, err);
+        rc = model_start_layers(&shallow, o, d, SHALLOW, err);
     if (!rc)
-        rc = start_layers(&deep, o, d, DEEP, err);
+        rc = model_start_layers(&deep, o, d, DEEP, err);
     if (!rc)
         rc = model_run_for(&deep, o->warm, false, err);
     device_log_begin(&log);
@@ -162,7 +146,7 @@ static void print_profile(const struct options *o, const struct model *m, const 
 static int start_profiled(struct model *m, const struct options *o, const struct device *d, struct error *err)
 {
     if (o->layers)
-        return start_layers(m, o, d, DEEP, err);
+        return model_start_layers(m, o, d, DEEP, err);
     int rc = plan_alone(m, o, err);
     return rc ? rc : model_start(m, o, err);
 }
@@ -434,54 +418,20 @@ static const struct mode {
 } modes[] = {{"step", bench_step}, {"layer", bench_layer}, {"profile", bench_profile},
              {"ops", bench_ops},   {"fit", bench_fit},     {"stall", bench_stall}};
 
-static bool read_options(int argc, char **argv, struct options *o)
-{
-    int i = 1;
-    *o = (struct options){.warm = 2, .seconds = 5};
-    for (; i < argc && !strncmp(argv[i], "--", 2); i++) {
-        const char *value = i + 1 < argc ? argv[i + 1] : NULL;
-        if (!strcmp(argv[i], "--cpu"))
-            o->cpu = true;
-        else if (!strcmp(argv[i], "--plain"))
-            o->plain = true;
-        else if (!strcmp(argv[i], "--layers"))
-            o->layers = true;
-        else if (!strcmp(argv[i], "--name") && value)
-            o->name = argv[++i];
-        else if (!strcmp(argv[i], "--warm") && value)
-            o->warm = strtod(argv[++i], NULL);
-        else if (!strcmp(argv[i], "--gib") && value)
-            o->gib = strtod(argv[++i], NULL);
-        else if (!strcmp(argv[i], "--seconds") && value)
-            o->seconds = strtod(argv[++i], NULL);
-        else
-            return false;
-    }
-    if (argc - i < 2 || (o->layers && strcmp(argv[i], "profile")))
-        return false;
-    o->mode = argv[i];
-    o->job = (struct bench_job){.model = argv[i + 1], .cuda = !o->cpu, .n = argc - i - 2, .set = argv + i + 2};
-    for (int k = 0; k < o->job.n; k++)
-        if (!strncmp(o->job.set[k], "parallel.tp=", 12))
-            o->job.tp = (int)strtol(o->job.set[k] + 12, NULL, 10);
-    if (!o->name)
-        o->name = o->mode;
-    return true;
-}
-
 int main(int argc, char **argv)
 {
     struct options o;
     struct device d = {.cuda = NULL};
     struct error err = {.code = ERR_OK};
     const struct mode *mode = NULL;
-    if (read_options(argc, argv, &o))
+    if (options_read(argc, argv, &o) && (!o.layers || !strcmp(o.mode, "profile")))
         for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
             if (!strcmp(modes[i].name, o.mode))
                 mode = &modes[i];
     if (!mode) {
-        fprintf(stderr, "usage: gpu_bench [--name NAME] [--warm S] [--seconds S] [--gib GIB] [--plain] [--layers] [--cpu] "
-                        "step|layer|profile|ops|fit|stall SIZE,KIND [FIELD=VALUE...]\n");
+        fprintf(stderr,
+                "usage: gpu_bench [--name NAME] [--warm S] [--seconds S] [--gib GIB] [--plain] [--layers] [--cpu] "
+                "step|layer|profile|ops|fit|stall SIZE,KIND [FIELD=VALUE...]\n");
         return 2;
     }
     int rc = mode->run == bench_profile ? trace_open(&err) : ERR_OK;

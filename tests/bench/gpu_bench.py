@@ -3,10 +3,12 @@
 
   gpu_bench.py [options] [NAME...]     only these; what is no whole name stands for all that start with it
 
-Ours is gpu_bench (tests/bench/gpu_bench.c), run once a round for each name. A peer is a PyTorch program of the folder
-$BOOST_PEERS, run in turn with ours on the same device; without that folder or without PyTorch there is none.
-Writes one JSON object a line to --out: name, value, unit, peer, peer_value, ratio (ours over the peer's; null where nothing
-was measured beside it), date, commit, device, and what belongs to the figure. Lines of other names in that file are kept.
+Ours is gpu_bench (tests/bench/gpu_bench.c), run once a round for each name, or gpu_ops (gpu_ops.c) for single
+operations: many lines a run, each with its own peer (such as the best algorithm that the library has). Other peers are
+PyTorch programs of the folder $BOOST_PEERS, run in turn with ours on the same device; without that folder or without
+PyTorch there are none. Writes one JSON object a line to --out: name, value, unit, peer, peer_value, ratio (ours over the
+peer's; null where nothing was measured beside it), date, commit, device, and what belongs to the figure. Lines of other
+names in that file are kept.
 Tables of profiles go to --out with the ending .NAME.txt.
 """
 import argparse, datetime, glob, json, os, re, statistics, subprocess, sys, threading, time
@@ -15,6 +17,7 @@ from pathlib import Path
 sys.dont_write_bytecode = True
 ROOT = Path(__file__).resolve().parents[2]
 OURS_LIMIT, PEER_LIMIT = 150, 300  # seconds, start and compilation included
+SHORT = 0.06                       # of --seconds that a line of single operations has
 SETTLED = 3                        # seconds at the end of a peer's run that it measures at least
 
 
@@ -22,8 +25,9 @@ SETTLED = 3                        # seconds at the end of a peer's run that it 
 
 
 class Case:
-    def __init__(self, mode, model, *fields, peer=None, options=()):
+    def __init__(self, mode, model, *fields, peer=None, options=(), program="gpu_bench"):
         self.mode, self.model, self.fields, self.peer, self.options = mode, model, fields, peer, options
+        self.program = program  # gpu_ops: many lines of one run, whose names start with the case's
 
 
 ON = "model.mlp_activation=ON"  # as the peers' models have it, whose steps are compared
@@ -89,7 +93,18 @@ def rank_cases():
     return out
 
 
-CASES = {**step_cases(), **rank_cases(), **fit_cases()}
+def ops_cases():
+    """Single operations, many lines a run."""
+    out = {"gemm_1b_cola": Case("gemm", "1b,cola", ON, program="gpu_ops"),
+           "gemm_1b_full": Case("gemm", "1b,full", ON, program="gpu_ops")}
+    for b in (4, 1):
+        for name, kind, *fields in (("full", "full"), ("vanilla", "cola", "parallel.strategy=VANILLA"),
+                                    ("btp", "cola", "parallel.strategy=BTP")):
+            out[f"gemm_7b_tp4_{name}_b{b}"] = Case("gemm", f"7b,{kind}", *fields, *batch(b), program="gpu_ops")
+    return out
+
+
+CASES = {**step_cases(), **rank_cases(), **fit_cases(), **ops_cases()}
 
 
 def derived(rows):
@@ -117,18 +132,19 @@ def derived(rows):
 
 
 def ours(build, name, case, args):
-    """The line that the program prints; its profile beside it."""
-    command = [build / "bench" / "gpu_bench", *case.options, "--name", name, "--warm", str(args.warm), "--seconds",
-               str(args.seconds), *(["--cpu", "--gib", "1"] if args.cpu else []), case.mode,
+    """The lines that the program prints; its profile beside it."""
+    seconds = args.seconds * (SHORT if case.program == "gpu_ops" else 1)
+    command = [build / "bench" / case.program, *case.options, "--name", name, "--warm", str(args.warm), "--seconds",
+               str(seconds), *(["--cpu", "--gib", "1"] if args.cpu else []), case.mode,
                "tiny," + case.model.split(",")[1] if args.cpu else case.model,
                *(f for f in case.fields if not (args.cpu and f == NONDET))]
     p = subprocess.run(command, capture_output=True, text=True, timeout=OURS_LIMIT, env=environment())
     if p.returncode:
-        raise RuntimeError(p.stderr.strip() or f"gpu_bench ended with {p.returncode}")
+        raise RuntimeError(p.stderr.strip() or f"{case.program} ended with {p.returncode}")
     if case.mode in ("profile", "ops"):
         Path(f"{args.out}.{name}.txt").write_text(p.stderr)
         print(p.stderr, end="", flush=True)
-    return json.loads(p.stdout)
+    return [json.loads(line) for line in p.stdout.splitlines()]
 
 
 def environment():
@@ -223,20 +239,24 @@ def machine():
 
 def measure(build, name, case, folder, known, args):
     """Ours and the peer's in turn, `rounds` times; medians. A peer that several cases share runs for the first of them."""
-    mine, theirs = [], []
+    mine, theirs = {}, []
     for _ in range(args.rounds):
-        mine.append(ours(build, name, case, args))
+        for row in ours(build, name, case, args):
+            mine.setdefault(row["name"], []).append(row)
         if folder and case.peer and case.peer not in known:
             theirs.append(peer(case, folder))
-    row = sorted(mine, key=lambda r: r["value"])[len(mine) // 2]
     if theirs:
         known[case.peer] = sorted(theirs, key=lambda r: r["value"])[len(theirs) // 2]
     beside = known.get(case.peer) if case.peer else None
-    extra = {"rounds": args.rounds, "values": [r["value"] for r in mine]}
-    if beside:
-        extra.update({k: v for k, v in beside.items() if k.startswith("peer_")}, peer_peak_gib=beside["peak"])
-    return {**row, "peer": f"PyTorch, {' '.join(case.peer)}" if beside else None,
-            "peer_value": beside["value"] if beside else None, **extra}
+    out = []
+    for rows in mine.values():
+        row = sorted(rows, key=lambda r: r["value"])[len(rows) // 2]
+        extra = {"rounds": args.rounds, "values": [r["value"] for r in rows]}
+        if beside:
+            extra.update({k: v for k, v in beside.items() if k.startswith("peer_")}, peer_peak_gib=beside["peak"],
+                         peer=f"PyTorch, {' '.join(case.peer)}", peer_value=beside["value"])
+        out.append({"peer": None, "peer_value": None, **row, **extra})
+    return out
 
 
 def finish(row, about):
@@ -246,7 +266,7 @@ def finish(row, about):
     whole = {**{k: row.get(k) for k in first}, "date": date, **about, **{k: v for k, v in row.items() if k not in first}}
     clock = f"  {whole['sm_mhz']:.0f} MHz {whole['watts']:.0f} W" if whole.get("sm_mhz") and whole.get("watts") else ""
     ratio = f"  peer {whole['peer_value']:.5g}  ratio {whole['ratio']:.3f}" if whole["ratio"] else ""
-    print(f"  {whole['name']:36} {whole['value']:>11.5g} {whole['unit']}{ratio}{clock}", flush=True)
+    print(f"  {whole['name']:44} {whole['value']:>11.5g} {whole['unit']}{ratio}{clock}", flush=True)
     return {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in whole.items()}
 
 
@@ -275,8 +295,7 @@ def main():
     kept = [json.loads(x) for x in args.out.read_text().splitlines()] if args.out.exists() else []
     for name, case in chosen.items():
         try:
-            rows.append(measure(build, name, case, folder, known, args))
-            rows[-1] = finish(rows[-1], about)
+            rows += [finish(r, about) for r in measure(build, name, case, folder, known, args)]
         except Exception as e:
             failed.append(name)
             print(f"  {name}: FAILED: {e}", flush=True)

@@ -8,9 +8,47 @@
 #include <string.h>
 
 #include "proto/base/clock.h"
+#include "tests/bench/support/null_comms.h"
 #include "worker/cuda.h"
 
 enum { BATCHES = 2 /* that steps go round */, MOST_STEPS = 1 << 16 };
+
+/* ---- the command line ---- */
+
+bool options_read(int argc, char **argv, struct options *o)
+{
+    int i = 1;
+    *o = (struct options){.warm = 2, .seconds = 5};
+    for (; i < argc && !strncmp(argv[i], "--", 2); i++) {
+        const char *value = i + 1 < argc ? argv[i + 1] : NULL;
+        if (!strcmp(argv[i], "--cpu"))
+            o->cpu = true;
+        else if (!strcmp(argv[i], "--plain"))
+            o->plain = true;
+        else if (!strcmp(argv[i], "--layers"))
+            o->layers = true;
+        else if (!strcmp(argv[i], "--name") && value)
+            o->name = argv[++i];
+        else if (!strcmp(argv[i], "--warm") && value)
+            o->warm = strtod(argv[++i], NULL);
+        else if (!strcmp(argv[i], "--gib") && value)
+            o->gib = strtod(argv[++i], NULL);
+        else if (!strcmp(argv[i], "--seconds") && value)
+            o->seconds = strtod(argv[++i], NULL);
+        else
+            return false;
+    }
+    if (argc - i < 2)
+        return false;
+    o->mode = argv[i];
+    o->job = (struct bench_job){.model = argv[i + 1], .cuda = !o->cpu, .n = argc - i - 2, .set = argv + i + 2};
+    for (int k = 0; k < o->job.n; k++)
+        if (!strncmp(o->job.set[k], "parallel.tp=", 12))
+            o->job.tp = (int)strtol(o->job.set[k] + 12, NULL, 10);
+    if (!o->name)
+        o->name = o->mode;
+    return true;
+}
 
 /* ---- what is computed with ---- */
 
@@ -121,6 +159,22 @@ int model_start(struct model *m, const struct options *o, struct error *err)
     if (note)
         fprintf(stderr, "gpu_bench: %s\n", note);
     return rc;
+}
+
+int model_start_layers(struct model *m, const struct options *o, const struct device *d, int layers, struct error *err)
+{
+    struct bench_job job = o->job;
+    job.layers = layers;
+    int rc = job.tp ? ERR_OK : bench_job_tp(job.model, &job.tp, err);
+    if (!rc)
+        rc = bench_job_plan(&job, &m->plan, err);
+    if (!rc && m->plan.dp * m->plan.pp != 1)
+        rc = error_set(err, ERR_UNSUPPORTED, "layers are cut over tp only");
+    if (rc)
+        return rc;
+    null_comms(&m->plan, 0, d->alone.world.backend->copy, &m->null);
+    m->comms = &m->null;
+    return model_start(m, o, err);
 }
 
 void model_stop(struct model *m)

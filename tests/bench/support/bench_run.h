@@ -12,6 +12,9 @@ struct options {
     bool cpu, plain, layers;
     struct bench_job job;
 };
+/* [OPTION...] MODE SIZE,KIND [FIELD=VALUE...]; false: not so. Options: --name NAME, --warm, --seconds and --gib NUMBER,
+ * --cpu, --plain, --layers. The strings stay argv's. */
+MUST_USE bool options_read(int argc, char **argv, struct options *o);
 
 /* ---- what is computed with ---- */
 
@@ -45,6 +48,9 @@ struct model {
 
 /* plan and comms are there. Makes the engine and does three steps: the first runs plainly, the second is captured. */
 MUST_USE int model_start(struct model *m, const struct options *o, struct error *err);
+/* Rank 0 of tp, this many of the model's layers (0: all), the other ranks not there. */
+MUST_USE int model_start_layers(struct model *m, const struct options *o, const struct device *d, int layers,
+                                struct error *err);
 void model_stop(struct model *m);
 MUST_USE int model_step(struct model *m, double *ms, struct error *err);
 /* Steps for so long, at least one; their times are kept when `measure`. */

@@ -32,6 +32,11 @@ struct call {
     void *begin, *end; /* events; on the CPU unused */
     double ms;
     int64_t runs; /* of a row of the table */
+    enum op_kind kind;
+    union {
+        struct gemm gemm;
+        struct attention attention;
+    };
 };
 
 static struct kernels real;
@@ -53,6 +58,7 @@ static struct call *begin(struct kstream *ks, enum trace_share share, double byt
     if (!c)
         return NULL;
     times.n++;
+    c->kind = OP_OTHER;
     c->share = share;
     c->bytes = bytes;
     c->flop = flop;
@@ -76,17 +82,35 @@ static void end(struct kstream *ks, struct call *c)
         c->ms = (double)(clock_mono_ns() - times.started) / (double)NS_PER_MS;
 }
 
-/* The operation `name`: its kind, bytes and FLOP, its label's format and numbers. */
+static void keep_nothing(struct call *c)
+{
+    (void)c;
+}
+static void keep_gemm(struct call *c, const struct gemm *g)
+{
+    c->kind = OP_GEMM;
+    c->gemm = *g;
+}
+static void keep_attention(struct call *c, enum op_kind kind, const struct attention *a)
+{
+    c->kind = kind;
+    c->attention = *a;
+}
+
+/* The operation `name`: what else is kept of a call, its kind, bytes and FLOP, its label's format and numbers. */
 #define UNPACK(...) __VA_ARGS__
-#define TIMED(name, parameters, arguments, share, bytes, flop, ...)            \
-    static void timed_##name(struct kstream *ks, UNPACK parameters)            \
-    {                                                                          \
-        struct call *call = begin(ks, share, (double)(bytes), (double)(flop)); \
-        if (call)                                                              \
-            snprintf(call->label, sizeof call->label, #name __VA_ARGS__);      \
-        real.name(ks, UNPACK arguments);                                       \
-        end(ks, call);                                                         \
+#define TIMED_KEEPING(keep, name, parameters, arguments, share, bytes, flop, ...) \
+    static void timed_##name(struct kstream *ks, UNPACK parameters)               \
+    {                                                                             \
+        struct call *call = begin(ks, share, (double)(bytes), (double)(flop));    \
+        if (call) {                                                               \
+            snprintf(call->label, sizeof call->label, #name __VA_ARGS__);         \
+            keep;                                                                 \
+        }                                                                         \
+        real.name(ks, UNPACK arguments);                                          \
+        end(ks, call);                                                            \
     }
+#define TIMED(...) TIMED_KEEPING(keep_nothing(call), __VA_ARGS__)
 
 enum { ACT = 2, GRAD = 4 }; /* bytes of the CUDA backend's */
 #define ll long long        /* for printf */
@@ -115,10 +139,11 @@ static double attention_bytes_of(const struct attention *a, int wide, int narrow
 TIMED(zero, (void *dst, size_t bytes), (dst, bytes), SHARE_COPY, bytes, 0, " %" PRId64 " KiB", (int64_t)(bytes >> 10))
 TIMED(cast, (enum dtype to, void *dst, enum dtype from, const void *src, int64_t n), (to, dst, from, src, n),
       SHARE_COPY, n *(int64_t)(dtype_size(to) + dtype_size(from)), 0, " %" PRId64, n)
-TIMED(gemm, (const struct gemm *g, const void *a, const void *b, void *c), (g, a, b, c),
-      of_head(g) ? SHARE_HEAD : SHARE_GEMM, gemm_bytes(g), 2.0 * (double)g->m * (double)g->n * (double)g->k * g->batch,
-      " %s%s %" PRId64 "x%" PRId64 "x%" PRId64 "%s b%d", g->trans_a ? "t" : "n", g->trans_b ? "t" : "n", g->m, g->n,
-      g->k, g->c_grad ? " grad" : "", g->batch)
+TIMED_KEEPING(keep_gemm(call, g), gemm, (const struct gemm *g, const void *a, const void *b, void *c), (g, a, b, c),
+              of_head(g) ? SHARE_HEAD : SHARE_GEMM, gemm_bytes(g),
+              2.0 * (double)g->m * (double)g->n * (double)g->k * g->batch,
+              " %s%s %" PRId64 "x%" PRId64 "x%" PRId64 "%s b%d", g->trans_a ? "t" : "n", g->trans_b ? "t" : "n", g->m,
+              g->n, g->k, g->c_grad ? " grad" : "", g->batch)
 TIMED(embed,
       (int64_t T, int64_t first, int64_t rows, int64_t width, int parts, const int32_t *tokens, const void *table,
        void *out),
@@ -166,15 +191,16 @@ TIMED(cross_backward,
 TIMED(rope, (int64_t T, int64_t s, int64_t heads, int64_t e, int64_t ld, double theta, bool inverse, void *x),
       (T, s, heads, e, ld, theta, inverse, x), SHARE_ELEMENT, 2 * ACT * T * heads * e, 0, " %" PRId64 "x%" PRId64, T,
       (heads * e))
-TIMED(attention_forward,
-      (const struct attention *a, const void *q, const void *k, const void *v, void *o, void *lse, void *workspace),
-      (a, q, k, v, o, lse, workspace), SHARE_ATTENTION, attention_bytes_of(a, 2, 2), attention_flop(a),
-      " b%" PRId64 " h%" PRId64 " s%" PRId64, a->b, a->h, a->s)
-TIMED(attention_backward,
-      (const struct attention *a, const void *q, const void *k, const void *v, const void *o, const void *lse,
-       const void *d_o, void *dq, void *dk, void *dv, void *workspace),
-      (a, q, k, v, o, lse, d_o, dq, dk, dv, workspace), SHARE_ATTENTION, attention_bytes_of(a, 4, 4),
-      2.5 * attention_flop(a), " b%" PRId64 " h%" PRId64 " s%" PRId64, a->b, a->h, a->s)
+TIMED_KEEPING(keep_attention(call, OP_ATTENTION_FORWARD, a), attention_forward,
+              (const struct attention *a, const void *q, const void *k, const void *v, void *o, void *lse,
+               void *workspace),
+              (a, q, k, v, o, lse, workspace), SHARE_ATTENTION, attention_bytes_of(a, 2, 2), attention_flop(a),
+              " b%" PRId64 " h%" PRId64 " s%" PRId64, a->b, a->h, a->s)
+TIMED_KEEPING(keep_attention(call, OP_ATTENTION_BACKWARD, a), attention_backward,
+              (const struct attention *a, const void *q, const void *k, const void *v, const void *o, const void *lse,
+               const void *d_o, void *dq, void *dk, void *dv, void *workspace),
+              (a, q, k, v, o, lse, d_o, dq, dk, dv, workspace), SHARE_ATTENTION, attention_bytes_of(a, 4, 4),
+              2.5 * attention_flop(a), " b%" PRId64 " h%" PRId64 " s%" PRId64, a->b, a->h, a->s)
 TIMED(glu_forward, (int64_t n, bool silu, const void *gate, const void *up, void *out), (n, silu, gate, up, out),
       SHARE_ELEMENT, 3 * ACT * n, 0, " %" PRId64, n)
 TIMED(glu_backward, (int64_t n, bool silu, const void *gate, const void *up, const void *dout, void *dgate, void *dup),
@@ -271,6 +297,11 @@ void op_times_begin(void)
     times.on = true;
 }
 
+void op_times_stop(void)
+{
+    times.on = false;
+}
+
 /* ---- the sums ---- */
 
 static int by_label(const void *a, const void *b)
@@ -343,4 +374,20 @@ int op_times_end(int steps, FILE *out, struct op_times *sums, struct error *err)
 out:
     free(rows);
     return rc;
+}
+
+int64_t op_times_count(void)
+{
+    return times.n;
+}
+
+void op_times_call(int64_t i, struct op_call *out)
+{
+    const struct call *c = &times.calls[i];
+    *out = (struct op_call){
+        .kind = c->kind, .share = c->share, .label = c->label, .bytes = c->bytes, .flop = c->flop, .ms = c->ms};
+    if (c->kind == OP_GEMM)
+        out->gemm = c->gemm;
+    else if (c->kind != OP_OTHER)
+        out->attention = c->attention;
 }

@@ -15,6 +15,7 @@ MUST_USE int op_times_open(struct kernels *table, bool cuda, struct error *err);
 /* Products with this many rows or columns, or a sum of so many, are the head's. */
 void op_times_vocabulary(int64_t columns);
 void op_times_begin(void);
+void op_times_stop(void); /* without a sum: what was recorded stays */
 /* When the device has nothing left to do. A line for each operation and shape, the longest first; time by kind a step,
  * and bytes (of operands, each once) that operations which are no products moved. */
 struct op_times {
@@ -23,5 +24,21 @@ struct op_times {
     double calls;
 };
 MUST_USE int op_times_end(int steps, FILE *out, struct op_times *sums, struct error *err);
+
+/* The calls since op_times_begin() one by one, in order; their times are there after op_times_end(). */
+enum op_kind { OP_OTHER, OP_GEMM, OP_ATTENTION_FORWARD, OP_ATTENTION_BACKWARD };
+struct op_call {
+    enum op_kind kind;
+    enum trace_share share;
+    const char *label; /* operation and shape */
+    double bytes;      /* each operand once */
+    double flop, ms;
+    union {
+        struct gemm gemm;
+        struct attention attention;
+    };
+};
+int64_t op_times_count(void);
+void op_times_call(int64_t i, struct op_call *out);
 
 #endif
