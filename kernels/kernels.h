@@ -196,14 +196,15 @@ struct kernels {
                           const void *k, const void *dn, bool accumulate, void *dx, void *dgain);
 
     /* ---- bottleneck ---- */
-    /* latent H [T, n] act: R = (S/d + eps)^-1/2 and H := R H (online norm; R may alias S; S NULL: R is given;
-     * S, R NULL: no norm, R = 1), z = activation(H). H keeps Y = R H for the backward. z may alias H only for
-     * LATENT_IDENTITY. */
+    /* latent H [T, n] act: R = (S/d + eps)^-1/2 and Y = R H (online norm; R may alias S; S NULL: R is given;
+     * S, R NULL: no norm, R = 1), z = activation(Y) of Y as act holds it. z may alias H only for LATENT_IDENTITY;
+     * H stays else. */
     void (*latent_forward)(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act,
-                           void *H, const void *S, void *R, void *z);
-    /* dz [T, n] := R * dY with dY = dz * activation'(Y); k[T] stat = (R^2/d) <dY, Y> (R, k NULL: no norm). */
-    void (*latent_backward)(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act, const void *Y,
-                            const void *R, void *dz, void *k);
+                           const void *H, const void *S, void *R, void *z);
+    /* dz [T, n] := R * dY with dY = dz * activation'(Y); k[T] stat = (R^2/d) <dY, Y> (R, k NULL: no norm). latent: H of
+     * the forward, from which Y comes anew with the same bits; for LATENT_IDENTITY its z, which is Y. */
+    void (*latent_backward)(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act,
+                            const void *latent, const void *R, void *dz, void *k);
 
     /* ---- crossing latents ---- */
     /* u = Y + G (+ bias); row i of G is at i * ldg; bias NULL: none. This rank's sums, unless NULL. */

@@ -49,7 +49,7 @@ int crossing_forward(struct engine *e, const struct bundle *b, int64_t layer, bo
     int rc = gate_forward(e, b, layer, again, &gated, err);
     if (rc)
         return rc;
-    e->k->cross_sum(e->ks, &c, latent_y(e, b, layer), gated.G, gated.ld, gate_bias.weight, u, again ? NULL : sums);
+    e->k->cross_sum(e->ks, &c, latent_h(e, b, layer), gated.G, gated.ld, gate_bias.weight, u, again ? NULL : sums);
     rc = again ? ERR_OK : reduce_sums(e, b, sums, "latent norm", err);
     if (rc)
         return rc;

@@ -253,10 +253,11 @@ void *bundle_part(const struct engine *e, enum plan_buffer first, const struct b
 struct param bundle_param(const struct engine *e, const struct bundle *b, const struct param *p, int64_t each);
 /* Its A: rows of the site's. */
 struct param bundle_down(const struct engine *e, const struct bundle *b, int64_t layer);
-/* Its part of the site's latents before and behind the activation. */
-void *latent_y(const struct engine *e, const struct bundle *b, int64_t layer);
+/* Its part of the site's latents before and behind the activation: products H, and z, which is H's place where the two
+ * differ by a factor alone. Where a block crosses H becomes Y. */
+void *latent_h(const struct engine *e, const struct bundle *b, int64_t layer);
 void *latent_z(const struct engine *e, const struct bundle *b, int64_t layer);
-/* From complete products to Y = R H (ONLINE) and z. `again`: Y stands, z is to be made. */
+/* From complete products to R and z = activation(Y), Y = R H (ONLINE) or H. `again`: R is known, z is to be made. */
 int latent_activate(struct engine *e, const struct bundle *b, int64_t layer, bool again, struct error *err);
 /* dz, complete, becomes dH; with ONLINE BUF_K becomes what the norm's backward wants of this bundle. */
 int latent_gradient(struct engine *e, const struct bundle *b, int64_t layer, void *dz, struct error *err);

@@ -33,7 +33,7 @@ struct param bundle_down(const struct engine *e, const struct bundle *b, int64_t
     return bundle_param(e, b, &e->layers[layer].site[b->site].down, e->w.latent * e->w.in[b->site]);
 }
 
-void *latent_y(const struct engine *e, const struct bundle *b, int64_t layer)
+void *latent_h(const struct engine *e, const struct bundle *b, int64_t layer)
 {
     return bundle_part(e, BUF_H_QKV, b, layer, e->w.latent);
 }
@@ -41,7 +41,7 @@ void *latent_y(const struct engine *e, const struct bundle *b, int64_t layer)
 void *latent_z(const struct engine *e, const struct bundle *b, int64_t layer)
 {
     if (!e->places.at[BUF_Z_QKV + b->site].bytes)
-        return latent_y(e, b, layer); /* without an activation Y is its own z */
+        return latent_h(e, b, layer); /* without an activation Y is z, and takes H's place */
     return bundle_part(e, BUF_Z_QKV, b, layer, e->w.latent);
 }
 
@@ -66,27 +66,27 @@ static void *online_factor(const struct engine *e, enum plan_site site, int64_t 
 int latent_activate(struct engine *e, const struct bundle *b, int64_t layer, bool again, struct error *err)
 {
     const struct plan *p = e->plan;
-    void *Y = latent_y(e, b, layer), *z = latent_z(e, b, layer);
-    void *R = again ? NULL : online_factor(e, b->site, layer);
-    void *S = b->first == 0 ? R : NULL; /* R takes its place, for the bundles that follow */
+    void *H = latent_h(e, b, layer), *z = latent_z(e, b, layer), *R = online_factor(e, b->site, layer);
+    void *S = b->first == 0 && !again ? R : NULL; /* R takes its place, for the bundles that follow */
     bool crossing = crosses(e, layer);
     if (crossing)
-        z = Y;
-    if (!again || Y != z)
+        z = H;
+    if (!again || H != z)
         e->k->latent_forward(e->ks, e->rows.count, bundle_columns(e, b), p->d, p->norm_eps,
-                             crossing ? LATENT_IDENTITY : latent_activation(e), Y, S, R, z);
+                             crossing ? LATENT_IDENTITY : latent_activation(e), H, S, R, z);
     return crossing ? crossing_forward(e, b, layer, again, err) : ERR_OK;
 }
 
 int latent_gradient(struct engine *e, const struct bundle *b, int64_t layer, void *dz, struct error *err)
 {
-    void *R = online_factor(e, b->site, layer);
+    void *R = online_factor(e, b->site, layer), *H = latent_h(e, b, layer), *k = engine_buffer(e, BUF_K, 0);
     bool crossing = crosses(e, layer);
+    enum latent_act act = crossing ? LATENT_IDENTITY : latent_activation(e);
+    const void *latent = act == LATENT_IDENTITY && !crossing ? latent_z(e, b, layer) : H;
     int rc = crossing_backward(e, b, layer, dz, err);
     if (rc)
         return rc;
-    e->k->latent_backward(e->ks, e->rows.count, bundle_columns(e, b), e->plan->d,
-                          crossing ? LATENT_IDENTITY : latent_activation(e), latent_y(e, b, layer), R, dz,
-                          R ? stat_at(e, engine_buffer(e, BUF_K, 0)) : NULL);
+    e->k->latent_backward(e->ks, e->rows.count, bundle_columns(e, b), e->plan->d, act, latent, R, dz,
+                          R ? stat_at(e, k) : NULL);
     return ERR_OK;
 }

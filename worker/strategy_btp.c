@@ -65,7 +65,7 @@ static int latent(struct engine *e, enum plan_site site, int64_t layer, const vo
             struct bundle b = bundle_at(e, site, i);
             struct param a = bundle_down(e, &b, layer);
             int64_t columns = bundle_columns(e, &b);
-            void *h = latent_y(e, &b, layer);
+            void *h = latent_h(e, &b, layer);
             void *S = with_statistic && i == bundles - 1 ? norm_factor(e, site, layer) : NULL;
             if (S)
                 S = (char *)S + e->rows.first * (int64_t)dtype_size(e->k->stat);

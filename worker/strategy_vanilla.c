@@ -48,7 +48,7 @@ static int latent(struct engine *e, enum plan_site site, int64_t layer, const vo
         struct param a = bundle_down(e, &b, layer);
         if (!again)
             down_forward(e, bundle_columns(e, &b), e->w.in[site], &a, whole_input(e, site, layer, x),
-                         latent_y(e, &b, layer));
+                         latent_h(e, &b, layer));
         int rc = latent_activate(e, &b, layer, again, err);
         if (rc)
             return rc;

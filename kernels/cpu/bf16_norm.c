@@ -66,9 +66,20 @@ void bf16_gain_backward(struct kstream *ks, int64_t T, int64_t w, const void *x,
     }
 }
 
-void bf16_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act, void *H,
-                         const void *S, void *R, void *z)
+/* H := Y = R H, of values that bf16 holds. spare: as much again. */
+static void factored(struct kstream *ks, int64_t rows, int64_t n, int64_t d, double eps, const float *S, float *R,
+                     float *H, float *spare)
 {
+    fp32_latent_forward(ks, rows, n, d, eps, LATENT_IDENTITY, H, S, R, H);
+    bf16_narrow(ks, rows, n, H, spare, n);
+    bf16_widen(ks, rows, n, spare, n, H);
+}
+
+void bf16_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act,
+                         const void *H, const void *S, void *R, void *z)
+{
+    if (!R && z == H)
+        return;
     int64_t step = bf16_rows(T, n);
     float *scratch = bf16_scratch(ks, 2 * step * n);
     if (!scratch)
@@ -77,20 +88,18 @@ void bf16_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, do
     for (int64_t i = 0; i < T; i += step) {
         int64_t rows = fp32_min(step, T - i);
         bf16_widen(ks, rows, n, bf16_at(H, i * n), n, a);
-        if (R) {
-            fp32_latent_forward(ks, rows, n, d, eps, LATENT_IDENTITY, a, S ? (const float *)S + i : NULL,
-                                (float *)R + i, b);
-            bf16_narrow(ks, rows, n, b, bf16_to(H, i * n), n);
-            bf16_widen(ks, rows, n, bf16_at(H, i * n), n, a);
-        }
+        if (R)
+            factored(ks, rows, n, d, eps, S ? (const float *)S + i : NULL, (float *)R + i, a, b);
         fp32_latent_forward(ks, rows, n, d, eps, act, a, NULL, NULL, b);
         bf16_narrow(ks, rows, n, b, bf16_to(z, i * n), n);
     }
 }
 
-void bf16_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act, const void *Y,
-                          const void *R, void *dz, void *k)
+void bf16_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act,
+                          const void *latent, const void *R, void *dz, void *k)
 {
+    if (!R && act == LATENT_IDENTITY)
+        return;
     int64_t step = bf16_rows(T, n);
     float *scratch = bf16_scratch(ks, 2 * step * n);
     if (!scratch)
@@ -98,9 +107,14 @@ void bf16_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, e
     float *a = bf16_carve(&scratch, step * n), *b = scratch;
     for (int64_t i = 0; i < T; i += step) {
         int64_t rows = fp32_min(step, T - i);
-        bf16_widen(ks, rows, n, bf16_at(Y, i * n), n, a);
+        float *r = R ? (float *)R + i : NULL;
+        bf16_widen(ks, rows, n, bf16_at(latent, i * n), n, a);
+        if (r && act != LATENT_IDENTITY)
+            factored(ks, rows, n, d, 0, NULL, r, a, b);
         bf16_widen(ks, rows, n, bf16_at(dz, i * n), n, b);
-        fp32_latent_backward(ks, rows, n, d, act, a, R ? (const float *)R + i : NULL, b, k ? (float *)k + i : NULL);
+        fp32_latent_backward(ks, rows, n, d, act, a, NULL, b, NULL); /* of Y */
+        if (r)
+            fp32_latent_backward(ks, rows, n, d, LATENT_IDENTITY, a, r, b, (float *)k + i);
         bf16_narrow(ks, rows, n, b, bf16_to(dz, i * n), n);
     }
 }

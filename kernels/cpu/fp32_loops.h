@@ -38,9 +38,9 @@ struct fp32_loops {
     /* Columns [begin, end) of all T rows, at most GAIN_COLUMNS of them. */
     void (*gain_backward)(int64_t T, int64_t w, int64_t begin, int64_t end, const float *x, const float *gain,
                           const float *R, const float *k, const float *dn, bool accumulate, float *dx, float *dgain);
-    void (*latent_forward)(int64_t rows, int64_t n, float inv_d, float eps, bool silu, float *H, const float *S,
+    void (*latent_forward)(int64_t rows, int64_t n, float inv_d, float eps, bool silu, const float *H, const float *S,
                            float *R, float *z);
-    void (*latent_backward)(int64_t rows, int64_t n, float inv_d, bool silu, const float *Y, const float *R, float *dz,
+    void (*latent_backward)(int64_t rows, int64_t n, float inv_d, bool silu, const float *H, const float *R, float *dz,
                             float *k);
 
     /* Crossing latents: rows of w columns out of r, the first of branch 0. */

@@ -33,25 +33,29 @@ void fp32_gain_backward(struct kstream *ks, int64_t T, int64_t w, const void *x,
                                  dgain);
 }
 
-void fp32_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act, void *H,
-                         const void *S, void *R, void *z)
+void fp32_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act,
+                         const void *H, const void *S, void *R, void *z)
 {
+    if (!R && z == H)
+        return;
     int64_t step = fp32_rows(n);
     float inv_d = (float)(1 / (double)d);
 #pragma omp parallel for num_threads(ks->threads) schedule(static) if (ks->threads > 1 && T > step)
     for (int64_t i = 0; i < T; i += step)
-        ks->loops->latent_forward(fp32_min(step, T - i), n, inv_d, (float)eps, act == LATENT_SILU, (float *)H + i * n,
+        ks->loops->latent_forward(fp32_min(step, T - i), n, inv_d, (float)eps, act == LATENT_SILU, (const float *)H + i * n,
                                   S ? (const float *)S + i : NULL, R ? (float *)R + i : NULL, (float *)z + i * n);
 }
 
-void fp32_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act, const void *Y,
-                          const void *R, void *dz, void *k)
+void fp32_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act,
+                          const void *latent, const void *R, void *dz, void *k)
 {
+    if (!R && act == LATENT_IDENTITY)
+        return;
     int64_t step = fp32_rows(n);
     float inv_d = (float)(1 / (double)d);
 #pragma omp parallel for num_threads(ks->threads) schedule(static) if (ks->threads > 1 && T > step)
     for (int64_t i = 0; i < T; i += step)
-        ks->loops->latent_backward(fp32_min(step, T - i), n, inv_d, act == LATENT_SILU, (const float *)Y + i * n,
+        ks->loops->latent_backward(fp32_min(step, T - i), n, inv_d, act == LATENT_SILU, (const float *)latent + i * n,
                                    R ? (const float *)R + i : NULL, (float *)dz + i * n, k ? (float *)k + i : NULL);
 }
 

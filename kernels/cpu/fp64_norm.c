@@ -56,8 +56,8 @@ static double sigma(double y)
     return 1 / (1 + exp(-y));
 }
 
-void fp64_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act, void *H,
-                         const void *S, void *R, void *z)
+void fp64_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act,
+                         const void *H, const void *S, void *R, void *z)
 {
     (void)ks;
     for (int64_t i = 0; i < T; i++) {
@@ -65,22 +65,21 @@ void fp64_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, do
             ((double *)R)[i] = 1 / sqrt(((const double *)S)[i] / (double)d + eps);
         double r = R ? ((const double *)R)[i] : 1;
         for (int64_t j = 0; j < n; j++) {
-            double y = r * ((double *)H)[i * n + j];
-            ((double *)H)[i * n + j] = y;
+            double y = r * ((const double *)H)[i * n + j];
             ((double *)z)[i * n + j] = act == LATENT_SILU ? y * sigma(y) : y;
         }
     }
 }
 
-void fp64_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act, const void *Y,
-                          const void *R, void *dz, void *k)
+void fp64_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act,
+                          const void *latent, const void *R, void *dz, void *k)
 {
     (void)ks;
     for (int64_t i = 0; i < T; i++) {
-        double r = R ? ((const double *)R)[i] : 1;
+        double r = R ? ((const double *)R)[i] : 1, pending = act == LATENT_IDENTITY ? 1 : r;
         double c = 0;
         for (int64_t j = 0; j < n; j++) {
-            double y = ((const double *)Y)[i * n + j];
+            double y = pending * ((const double *)latent)[i * n + j];
             double *to = (double *)dz + i * n + j;
             double sig = sigma(y);
             double dy = act == LATENT_SILU ? *to * (sig + y * sig * (1 - sig)) : *to;

@@ -96,10 +96,10 @@ void cuda_norm_apply(struct kstream *ks, int64_t T, int64_t w, int64_t d, double
                      const void *S, void *R, void *n);
 void cuda_gain_backward(struct kstream *ks, int64_t T, int64_t w, const void *x, const void *gain, const void *R,
                         const void *k, const void *dn, bool accumulate, void *dx, void *dgain);
-void cuda_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act, void *H,
-                         const void *S, void *R, void *z);
-void cuda_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act, const void *Y,
-                          const void *R, void *dz, void *k);
+void cuda_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act,
+                         const void *H, const void *S, void *R, void *z);
+void cuda_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act,
+                          const void *latent, const void *R, void *dz, void *k);
 void cuda_cross_sum(struct kstream *ks, const struct crossing *c, const void *Y, const void *G, int64_t ldg,
                     const void *bias, void *u, void *sums);
 void cuda_cross_forward(struct kstream *ks, const struct crossing *c, const void *u, const void *sums, const void *gain,

@@ -4,9 +4,19 @@
 namespace
 {
 
+/* Y = R H as it would be stored. */
+template <int V> __device__ inline void apply_factor(float (&y)[V], float r)
+{
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        y[i] *= r;
+    round_stored(y);
+}
+
 template <int V>
 __global__ void __launch_bounds__(BLOCK)
-    latent_forward(int64_t T, int64_t n, float inv_d, float eps, bool silu, bf16 *H, const float *S, float *R, bf16 *z)
+    latent_forward(int64_t T, int64_t n, float inv_d, float eps, bool silu, const bf16 *H, const float *S, float *R,
+                   bf16 *z)
 {
     int64_t row = warp_row();
     if (row >= T)
@@ -15,26 +25,21 @@ __global__ void __launch_bounds__(BLOCK)
     for (int64_t j = first_column<V>(); j < n; j += LANES * V) {
         float y[V];
         load<V>(H + row * n + j, y);
-        if (R) {
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                y[i] *= r;
-            round_stored(y);
-            store(H + row * n + j, y);
-        }
+        if (R)
+            apply_factor(y, r);
         if (silu) {
 #pragma unroll
             for (int i = 0; i < V; i++)
                 y[i] *= sigmoid(y[i]);
         }
-        if (z != H)
+        if (R || z != H)
             store(z + row * n + j, y);
     }
 }
 
 template <int V>
 __global__ void __launch_bounds__(BLOCK)
-    latent_backward(int64_t T, int64_t n, float inv_d, bool silu, const bf16 *Y, const float *R, bf16 *dz, float *k)
+    latent_backward(int64_t T, int64_t n, float inv_d, bool silu, const bf16 *latent, const float *R, bf16 *dz, float *k)
 {
     int64_t row = warp_row();
     if (row >= T)
@@ -42,9 +47,11 @@ __global__ void __launch_bounds__(BLOCK)
     float r = R ? R[row] : 1, c = 0;
     for (int64_t j = first_column<V>(); j < n; j += LANES * V) {
         float y[V], dy[V];
-        load<V>(Y + row * n + j, y);
+        load<V>(latent + row * n + j, y);
         load<V>(dz + row * n + j, dy);
         if (silu) {
+            if (R)
+                apply_factor(y, r);
 #pragma unroll
             for (int i = 0; i < V; i++)
                 dy[i] *= silu_slope(y[i], sigmoid(y[i]));
@@ -65,25 +72,25 @@ __global__ void __launch_bounds__(BLOCK)
 
 } // namespace
 
-void cuda_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act, void *H,
-                         const void *S, void *R, void *z)
+void cuda_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act,
+                         const void *H, const void *S, void *R, void *z)
 {
-    if (T <= 0)
+    if (T <= 0 || (!R && z == H))
         return;
     by_width(wide(n, H, z), [&](auto V) {
         launch(ks, "latent_forward", grid_of(blocks_of(T, WARPS)), BLOCK, latent_forward<decltype(V)::value>, T, n,
-               (float)(1 / (double)d), (float)eps, act == LATENT_SILU, (bf16 *)H, (const float *)S, (float *)R,
+               (float)(1 / (double)d), (float)eps, act == LATENT_SILU, (const bf16 *)H, (const float *)S, (float *)R,
                (bf16 *)z);
     });
 }
 
-void cuda_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act, const void *Y,
-                          const void *R, void *dz, void *k)
+void cuda_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act,
+                          const void *latent, const void *R, void *dz, void *k)
 {
-    if (T <= 0)
+    if (T <= 0 || (!R && act == LATENT_IDENTITY))
         return;
-    by_width(wide(n, Y, dz), [&](auto V) {
+    by_width(wide(n, latent, dz), [&](auto V) {
         launch(ks, "latent_backward", grid_of(blocks_of(T, WARPS)), BLOCK, latent_backward<decltype(V)::value>, T, n,
-               (float)(1 / (double)d), act == LATENT_SILU, (const bf16 *)Y, (const float *)R, (bf16 *)dz, (float *)k);
+               (float)(1 / (double)d), act == LATENT_SILU, (const bf16 *)latent, (const float *)R, (bf16 *)dz, (float *)k);
     });
 }

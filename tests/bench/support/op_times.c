@@ -167,11 +167,12 @@ TIMED(gain_backward,
       (T, w, x, gain, R, k, dn, accumulate, dx, dgain), SHARE_ELEMENT, ACT *T *w *(3 + accumulate), 0,
       " %" PRId64 "x%" PRId64, T, w)
 TIMED(latent_forward,
-      (int64_t T, int64_t n, int64_t d, double eps, enum latent_act act, void *H, const void *S, void *R, void *z),
-      (T, n, d, eps, act, H, S, R, z), SHARE_ELEMENT, ACT *T *n *(1 + !!R + (z != H)), 0, " %" PRId64 "x%" PRId64, T, n)
+      (int64_t T, int64_t n, int64_t d, double eps, enum latent_act act, const void *H, const void *S, void *R, void *z),
+      (T, n, d, eps, act, H, S, R, z), SHARE_ELEMENT, 2 * ACT * T * n * (R || z != H), 0, " %" PRId64 "x%" PRId64, T, n)
 TIMED(latent_backward,
-      (int64_t T, int64_t n, int64_t d, enum latent_act act, const void *Y, const void *R, void *dz, void *k),
-      (T, n, d, act, Y, R, dz, k), SHARE_ELEMENT, 3 * ACT * T * n, 0, " %" PRId64 "x%" PRId64, T, n)
+      (int64_t T, int64_t n, int64_t d, enum latent_act act, const void *latent, const void *R, void *dz,
+       void *k),
+      (T, n, d, act, latent, R, dz, k), SHARE_ELEMENT, 3 * ACT * T * n * (R || act != LATENT_IDENTITY), 0, " %" PRId64 "x%" PRId64, T, n)
 TIMED(cross_sum,
       (const struct crossing *c, const void *Y, const void *G, int64_t ldg, const void *bias, void *u, void *sums),
       (c, Y, G, ldg, bias, u, sums), SHARE_ELEMENT, 3 * ACT * c->rows * c->w, 0, " %" PRId64 "x%" PRId64, c->rows, c->w)

@@ -184,11 +184,13 @@ static void one_latent(struct variant *v, int64_t T, int64_t n, bool silu, bool 
         Y[i] = R[i / n] * H[i];
     void *dH = device_values(v, all, H), *dS = norm ? stat_values(v, T, S) : NULL,
          *dR = norm ? stat_poison(v, T) : NULL;
-    void *out = in_place ? dH : device_poison(v, all);
-    v->k->latent_forward(v->ks, T, n, d, eps, act, dH, dS, dR, out);
-    check(v, "Y", all, dH, Y, NULL, norm ? 6 : 0.5);
-    /* z, and later the backward, are of the stored Y. */
-    double *y = fetch(v, dH, all);
+    void *out = in_place ? device_values(v, all, H) : device_poison(v, all), *dY = device_poison(v, all);
+    v->k->latent_forward(v->ks, T, n, d, eps, act, in_place ? out : dH, dS, dR, out);
+    check_same_bits(v, "H", all, dH, device_values(v, all, H));
+    v->k->latent_forward(v->ks, T, n, d, eps, LATENT_IDENTITY, dH, NULL, dR, dY);
+    check(v, "Y", all, dY, Y, NULL, norm ? 6 : 0.5);
+    /* z, and later the backward, are of Y as it would be stored. */
+    double *y = fetch(v, dY, all);
     for (int64_t i = 0; i < all; i++) {
         z[i] = silu ? y[i] * sigma(y[i]) : y[i];
         size[i] = fabsl(z[i]) * (1 + fabs(y[i])); /* the exponential passes on the absolute error of its argument */
@@ -198,14 +200,12 @@ static void one_latent(struct variant *v, int64_t T, int64_t n, bool silu, bool 
         check(v, "R", T, dR, R, NULL, 5);
 
     if (norm) {
-        void *H_again = device_values(v, all, H), *H_given = device_values(v, all, H), *z_again = device_poison(v, all);
-        void *dSR = stat_values(v, T, S);
-        v->k->latent_forward(v->ks, T, n, d, eps, act, H_again, dSR, dSR, z_again);
+        void *z_again = device_poison(v, all), *z_given = device_poison(v, all), *dSR = stat_values(v, T, S);
+        v->k->latent_forward(v->ks, T, n, d, eps, act, dH, dSR, dSR, z_again);
         check_same_bits(v, "R", T, dR, dSR);
-        check_same_bits(v, "Y", all, dH, H_again);
-        v->k->latent_forward(v->ks, T, n, d, eps, act, H_given, NULL, dSR, z_again);
-        check_same_bits(v, "Y", all, dH, H_given);
         check_same_bits(v, "z", all, out, z_again);
+        v->k->latent_forward(v->ks, T, n, d, eps, act, dH, NULL, dSR, z_given);
+        check_same_bits(v, "z", all, out, z_given);
     }
 
     double *r = norm ? fetch(v, dR, T) : NULL;
@@ -220,7 +220,7 @@ static void one_latent(struct variant *v, int64_t T, int64_t n, bool silu, bool 
         size_k[i / n] += ri / d * size[i] * fabsl(y[i]);
     }
     void *ddz = device_values(v, all, dz), *dk = norm ? stat_poison(v, T) : NULL;
-    v->k->latent_backward(v->ks, T, n, d, act, dH, dR, ddz, dk);
+    v->k->latent_backward(v->ks, T, n, d, act, silu ? dH : dY, dR, ddz, dk);
     check(v, "dH", all, ddz, want, size, 12);
     if (norm)
         check(v, "k", T, dk, k, size_k, sum_roundings(n) + 12);

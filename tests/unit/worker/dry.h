@@ -95,9 +95,10 @@ DRY(gain_backward,
      bool accumulate, void *dx, void *dgain),
     dx)
 DRY(latent_forward,
-    (int64_t T, int64_t n, int64_t d, double eps, enum latent_act act, void *H, const void *S, void *R, void *z), z)
+    (int64_t T, int64_t n, int64_t d, double eps, enum latent_act act, const void *H, const void *S, void *R, void *z),
+    z)
 DRY(latent_backward,
-    (int64_t T, int64_t n, int64_t d, enum latent_act act, const void *Y, const void *R, void *dz, void *k), dz)
+    (int64_t T, int64_t n, int64_t d, enum latent_act act, const void *latent, const void *R, void *dz, void *k), dz)
 DRY(cross_sum,
     (const struct crossing *c, const void *Y, const void *G, int64_t ldg, const void *bias, void *u, void *sums), u)
 DRY(cross_forward,

@@ -292,11 +292,11 @@ static void late_graph_launch(struct kstream *ks, const struct kgraph *graph)
         X(bool, accumulate) X(void *, dx) X(void *, dgain)
 #define ARGS_latent_forward(X, C)                                                                                   \
     X(int64_t, T)                                                                                                   \
-    X(int64_t, n) X(int64_t, d) X(double, eps) X(enum latent_act, act) X(void *, H) X(const void *, S) X(void *, R) \
+    X(int64_t, n) X(int64_t, d) X(double, eps) X(enum latent_act, act) X(const void *, H) X(const void *, S) X(void *, R) \
         X(void *, z)
 #define ARGS_latent_backward(X, C)                                                                          \
     X(int64_t, T)                                                                                           \
-    X(int64_t, n) X(int64_t, d) X(enum latent_act, act) X(const void *, Y) X(const void *, R) X(void *, dz) \
+    X(int64_t, n) X(int64_t, d) X(enum latent_act, act) X(const void *, latent) X(const void *, R) X(void *, dz) \
         X(void *, k)
 #define ARGS_cross_sum(X, C) \
     C(struct crossing, c)    \

@@ -76,27 +76,43 @@ static inline void rounded_gain_backward(struct kstream *ks, int64_t T, int64_t 
     rounded_rows(dx, T, w, w);
 }
 
-static inline void rounded_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps,
-                                          enum latent_act act, void *H, const void *S, void *R, void *z)
+/* Y of H: both are functions of the product as it left the GEMM, so they are the same whenever they are made. */
+static inline void rounded_y(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, const void *H,
+                             const void *S, void *R, void *Y)
 {
+    if (Y != H)
+        memcpy(Y, H, (size_t)(T * n) * sizeof(double));
     if (rounded.sums)
-        rounded_rows(H, T, n, n);
-    if (R) {
-        rounded.exact->latent_forward(ks, T, n, d, eps, LATENT_IDENTITY, H, S, R, H);
-        rounded_rows(H, T, n, n);
-    }
-    rounded.exact->latent_forward(ks, T, n, d, eps, act, H, NULL, NULL, z);
-    if (act != LATENT_IDENTITY)
-        rounded_rows(z, T, n, n);
+        rounded_rows(Y, T, n, n);
+    rounded.exact->latent_forward(ks, T, n, d, eps, LATENT_IDENTITY, Y, S, R, Y);
+    if (R)
+        rounded_rows(Y, T, n, n);
+}
+
+static inline void rounded_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps,
+                                          enum latent_act act, const void *H, const void *S, void *R, void *z)
+{
+    rounded_y(ks, T, n, d, eps, H, S, R, z);
+    if (act == LATENT_IDENTITY)
+        return;
+    rounded.exact->latent_forward(ks, T, n, d, eps, LATENT_SILU, z, NULL, NULL, z);
+    rounded_rows(z, T, n, n);
 }
 
 static inline void rounded_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act,
-                                           const void *Y, const void *R, void *dz, void *k)
+                                           const void *latent, const void *R, void *dz, void *k)
 {
+    double *Y = calloc((size_t)(T * n), sizeof *Y);
+    memcpy(Y, latent, (size_t)(T * n) * sizeof *Y);
+    if (act != LATENT_IDENTITY)
+        rounded_y(ks, T, n, d, 0, latent, NULL, (void *)R, Y);
     if (rounded.sums)
         rounded_rows(dz, T, n, n);
-    rounded.exact->latent_backward(ks, T, n, d, act, Y, R, dz, k);
+    rounded.exact->latent_backward(ks, T, n, d, act, Y, NULL, dz, NULL);
+    if (R)
+        rounded.exact->latent_backward(ks, T, n, d, LATENT_IDENTITY, Y, R, dz, k);
     rounded_rows(dz, T, n, n);
+    free(Y);
 }
 
 /* The sums are of the stored u. */
