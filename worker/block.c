@@ -2,21 +2,38 @@
  * layers of four sites. What a strategy does there is behind its table. */
 #include "worker/engine_internal.h"
 
-/* q, k and v one after the other. */
+static void *output_at(const struct engine *e, enum plan_site site, int j, void *base)
+{
+    return act_at(e, base, site_output(e, site, j).at);
+}
+
 struct qkv {
     void *q, *k, *v;
 };
 static struct qkv split_qkv(const struct engine *e, void *base)
 {
-    int64_t T = e->plan->T, q = e->w.out[PROJ_Q], k = e->w.out[PROJ_K];
-    return (struct qkv){base, act_at(e, base, T * q), act_at(e, base, T * (q + k))};
+    return (struct qkv){base, output_at(e, SITE_QKV, 1, base), output_at(e, SITE_QKV, 2, base)};
 }
 
 static void rope_qk(struct engine *e, const struct qkv *x, bool inverse)
 {
     const struct plan *p = e->plan;
-    e->k->rope(e->ks, p->T, p->s, e->w.heads, p->e, e->w.out[PROJ_Q], p->rope_theta, inverse, x->q);
-    e->k->rope(e->ks, p->T, p->s, e->w.kv_heads, p->e, e->w.out[PROJ_K], p->rope_theta, inverse, x->k);
+    const struct attention *a = &e->attention;
+    bool joined = e->strategy->joined; /* k's heads follow q's in a row */
+    e->k->rope(e->ks, p->T, p->s, joined ? a->h + a->hk : a->h, a->e, a->ldq, p->rope_theta, inverse, x->q);
+    if (!joined)
+        e->k->rope(e->ks, p->T, p->s, a->hk, a->e, a->ldk, p->rope_theta, inverse, x->k);
+}
+
+/* gate and up, rows of `width` at a distance of ld. */
+struct gate_up {
+    void *gate, *up;
+    int64_t rows, width, ld;
+};
+static struct gate_up split_gate_up(const struct engine *e, void *base)
+{
+    int64_t rows = e->plan->T, width = e->w.out[PROJ_GATE];
+    return (struct gate_up){base, output_at(e, SITE_GU, 1, base), rows, width, site_output(e, SITE_GU, 0).ld};
 }
 
 /* From norm1's input to ctx and o's latent. */
@@ -38,14 +55,14 @@ static int attention_forward(struct engine *e, int64_t i, bool again, struct err
 /* From norm2's output to the product and down's latent. */
 static int mlp_forward(struct engine *e, int64_t i, bool again, struct error *err)
 {
-    int64_t product = e->plan->T * e->w.out[PROJ_GATE];
-    void *n = norm_n(e, SITE_GU, i), *gate = engine_buffer(e, BUF_GU, i), *prod = engine_buffer(e, BUF_PROD, i);
+    struct gate_up x = split_gate_up(e, engine_buffer(e, BUF_GU, i));
+    void *n = norm_n(e, SITE_GU, i), *prod = engine_buffer(e, BUF_PROD, i);
     int rc = e->strategy->latent(e, SITE_GU, i, n, again, err);
     if (!rc)
-        rc = e->strategy->output(e, SITE_GU, i, n, gate, err);
+        rc = e->strategy->output(e, SITE_GU, i, n, x.gate, err);
     if (rc)
         return rc;
-    e->k->glu_forward(e->ks, product, e->plan->mlp_silu, gate, act_at(e, gate, product), prod);
+    e->k->glu_forward(e->ks, x.rows, x.width, x.ld, e->plan->mlp_silu, x.gate, x.up, prod);
     return e->strategy->latent(e, SITE_DOWN, i, prod, again, err);
 }
 
@@ -84,16 +101,15 @@ int block_forward(struct engine *e, int64_t i, struct error *err)
 
 static int mlp_backward(struct engine *e, int64_t i, struct error *err)
 {
-    int64_t product = e->plan->T * e->w.out[PROJ_GATE];
+    struct gate_up x = split_gate_up(e, engine_buffer(e, BUF_GU, i));
+    struct gate_up dx = split_gate_up(e, engine_buffer(e, BUF_DOUTER, 0));
     struct bundle down = bundle_at(e, SITE_DOWN, 0);
-    void *dprod = engine_buffer(e, BUF_DINNER, 0), *dgate = engine_buffer(e, BUF_DOUTER, 0);
-    void *gate = engine_buffer(e, BUF_GU, i);
+    void *dprod = engine_buffer(e, BUF_DINNER, 0);
     int rc = e->strategy->backward(e, &down, i, engine_buffer(e, BUF_PROD, i), engine_buffer(e, BUF_DX, 0), dprod, err);
     if (rc)
         return rc;
-    e->k->glu_backward(e->ks, product, e->plan->mlp_silu, gate, act_at(e, gate, product), dprod, dgate,
-                       act_at(e, dgate, product));
-    return normed_backward(e, SITE_GU, i, dgate, err);
+    e->k->glu_backward(e->ks, x.rows, x.width, x.ld, e->plan->mlp_silu, x.gate, x.up, dprod, dx.gate, dx.up);
+    return normed_backward(e, SITE_GU, i, dx.gate, err);
 }
 
 static int attention_backward(struct engine *e, int64_t i, struct error *err)

@@ -144,9 +144,9 @@ static void describe(struct engine *e)
                                       .h = e->w.heads,
                                       .hk = e->w.kv_heads,
                                       .e = p->e,
-                                      .ldq = e->w.out[PROJ_Q],
-                                      .ldk = e->w.out[PROJ_K],
-                                      .ldv = e->w.out[PROJ_V],
+                                      .ldq = site_output(e, SITE_QKV, 0).ld,
+                                      .ldk = site_output(e, SITE_QKV, 1).ld,
+                                      .ldv = site_output(e, SITE_QKV, 2).ld,
                                       .ldo = e->w.out[PROJ_Q],
                                       .own = p->attention_own,
                                       .accumulate = !p->deterministic};

@@ -52,7 +52,10 @@ struct strategy {
     void (*head_input_gradient)(struct engine *e, const struct rows *r);
     int (*head_scatter)(struct engine *e, struct error *err);
 
-    /* ---- the linear layers of a site: x its input, y its branches' outputs one after the other ---- */
+    /* ---- the linear layers of a site: x its input, y its branches' outputs ---- */
+    /* The outputs are columns of one matrix, [T, sum of widths]; else each is a matrix of its own, one behind the
+     * other. See site_output(). */
+    bool joined;
     /* As far as the bottleneck. again: the latents were kept, make only what was not. */
     int (*latent)(struct engine *e, enum plan_site site, int64_t layer, const void *x, bool again, struct error *err);
     /* From there to the outputs. */
@@ -292,21 +295,26 @@ void down_forward(struct engine *e, int64_t n, int64_t k, const struct param *a,
 /* grad = or += dh^T x (gradient_beta());  dx = dh A, as [parts][T, k/parts]. */
 void down_backward(struct engine *e, int64_t n, int64_t k, int parts, const struct param *a, const void *x,
                    const void *dh, void *dx);
-/* `count` layers of one shape, weights [out, in] and outputs [T, out] one after the other. Input j is at column
- * j stride_x of a [T, ldx] tensor; stride_x 0: one input for all. */
+/* Where output j of a site lies among them: its first element, and the distance of its rows. */
+struct place {
+    int64_t at, ld;
+};
+struct place site_output(const struct engine *e, enum plan_site site, int j);
+/* `count` layers of one shape, weights [out, in] one after the other. Input j is at column j stride_x of a [T, ldx]
+ * tensor; stride_x 0: one input for all. Output j, rows of `out` at a distance of ldy, begins at element j stride_y. */
 struct up {
     int count;
-    int64_t out, in, ldx, stride_x;
+    int64_t out, in, ldx, stride_x, ldy, stride_y;
 };
 void up_forward(struct engine *e, const struct up *u, const struct param *w, const void *x, void *y);
 /* grad = or += dy^T x;  dx = or += dy W (of a shared input the sum over layers). */
-void up_backward(struct engine *e, const struct up *u, const struct param *w, const void *x, const void *dy,
-                 bool accumulate, void *dx);
-/* The same for layers of different widths; those of one width that are neighbours go as one batch. */
+void up_backward(struct engine *e, const struct up *u, const struct param *w, const void *x, const void *dy, void *dx);
+/* The same for layers of different widths and inputs of their own, whose outputs are columns of one matrix; those of
+ * one width that are neighbours go as one batch. */
 struct fan {
     int count;
-    const int64_t *out; /* [count] */
-    int64_t in, ldx, stride_x;
+    const int64_t *out;             /* [count] */
+    int64_t in, ldx, stride_x, ldy; /* y's are columns of one matrix */
 };
 void fan_forward(struct engine *e, const struct fan *f, const struct param *w, const void *x, void *y);
 void fan_backward(struct engine *e, const struct fan *f, const struct param *w, const void *x, const void *dy,

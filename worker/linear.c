@@ -34,64 +34,71 @@ void down_backward(struct engine *e, int64_t n, int64_t k, int parts, const stru
     e->k->gemm(e->ks, &input, dh, a->weight, dx);
 }
 
+struct place site_output(const struct engine *e, enum plan_site site, int j)
+{
+    struct plan_branches b = plan_branches(site);
+    const int64_t *out = &e->w.out[b.first];
+    int64_t before = 0, all = 0;
+    for (int i = 0; i < (int)b.count; i++) {
+        before += i < j ? out[i] : 0;
+        all += out[i];
+    }
+    return e->strategy->joined ? (struct place){before, all} : (struct place){e->plan->T * before, out[j]};
+}
+
 void up_forward(struct engine *e, const struct up *u, const struct param *w, const void *x, void *y)
 {
-    int64_t T = e->plan->T;
     struct gemm g = {.m = e->rows.count,
                      .n = u->out,
                      .k = u->in,
                      .trans_b = true,
                      .lda = u->ldx,
                      .ldb = u->in,
-                     .ldc = u->out,
+                     .ldc = u->ldy,
                      .batch = u->count,
                      .stride_a = u->stride_x,
                      .stride_b = u->out * u->in,
-                     .stride_c = T * u->out};
+                     .stride_c = u->stride_y};
     e->k->gemm(e->ks, &g, x, w->weight, y);
 }
 
 /* Inputs of their own: one batch. A shared one: a sum, one by one. */
-static void input_gradient(struct engine *e, const struct up *u, const struct param *w, const void *dy, bool accumulate,
-                           void *dx)
+static void input_gradient(struct engine *e, const struct up *u, const struct param *w, const void *dy, void *dx)
 {
     bool shared = u->stride_x == 0;
     struct gemm g = {.m = e->rows.count,
                      .n = u->in,
                      .k = u->out,
-                     .lda = u->out,
+                     .lda = u->ldy,
                      .ldb = u->in,
                      .ldc = u->ldx,
                      .batch = shared ? 1 : u->count,
-                     .stride_a = e->plan->T * u->out,
+                     .stride_a = u->stride_y,
                      .stride_b = u->out * u->in,
-                     .stride_c = u->stride_x,
-                     .beta = accumulate};
+                     .stride_c = u->stride_x};
     for (int j = 0; j < (shared ? u->count : 1); j++) {
         e->k->gemm(e->ks, &g, act_at(e, dy, j * g.stride_a), act_at(e, w->weight, j * g.stride_b), dx);
         g.beta = 1;
     }
 }
 
-void up_backward(struct engine *e, const struct up *u, const struct param *w, const void *x, const void *dy,
-                 bool accumulate, void *dx)
+void up_backward(struct engine *e, const struct up *u, const struct param *w, const void *x, const void *dy, void *dx)
 {
-    int64_t T = e->plan->T;
     struct gemm weight = {.m = u->out,
                           .n = u->in,
                           .k = e->rows.count,
                           .trans_a = true,
-                          .lda = u->out,
+                          .lda = u->ldy,
                           .ldb = u->ldx,
                           .ldc = u->in,
                           .batch = u->count,
-                          .stride_a = T * u->out,
+                          .stride_a = u->stride_y,
                           .stride_b = u->stride_x,
                           .stride_c = u->out * u->in,
                           .beta = gradient_beta(e, e->rows.first),
                           .c_grad = true};
     e->k->gemm(e->ks, &weight, dy, x, w->grad);
-    input_gradient(e, u, w, dy, accumulate, dx);
+    input_gradient(e, u, w, dy, dx);
 }
 
 /* The next layers of one shape: where they lie from the first of all. */
@@ -109,12 +116,13 @@ static bool next_run(const struct engine *e, const struct fan *f, const struct p
         return false;
     for (int j = 0; j < r->first; j++)
         skipped += f->out[j];
-    r->up = (struct up){1, f->out[r->first], f->in, f->ldx, f->stride_x};
-    while (r->first + r->up.count < f->count && f->out[r->first + r->up.count] == r->up.out)
+    int64_t out = f->out[r->first];
+    r->up = (struct up){1, out, f->in, f->ldx, f->stride_x, f->ldy, out};
+    while (r->first + r->up.count < f->count && f->out[r->first + r->up.count] == out)
         r->up.count++;
     r->w = param_at(e, w, skipped * f->in);
     r->x = r->first * f->stride_x;
-    r->y = e->plan->T * skipped + e->rows.first * r->up.out;
+    r->y = skipped + e->rows.first * f->ldy;
     return true;
 }
 
@@ -127,8 +135,7 @@ void fan_forward(struct engine *e, const struct fan *f, const struct param *w, c
 void fan_backward(struct engine *e, const struct fan *f, const struct param *w, const void *x, const void *dy, void *dx)
 {
     for (struct run r = {0}; next_run(e, f, w, &r);)
-        up_backward(e, &r.up, &r.w, act_at(e, x, r.x), act_at(e, dy, r.y), f->stride_x == 0 && r.first > 0,
-                    act_at(e, dx, r.x));
+        up_backward(e, &r.up, &r.w, act_at(e, x, r.x), act_at(e, dy, r.y), act_at(e, dx, r.x));
 }
 
 int reduce_act(struct engine *e, void *data, int64_t n, const char *what, struct error *err)

@@ -86,6 +86,7 @@ struct bundle_up {
 static struct bundle_up up_of(const struct engine *e, const struct bundle *b, int64_t layer)
 {
     const int64_t *out = &e->w.out[plan_branches(b->site).first];
+    struct place y = site_output(e, b->site, b->first);
     int64_t before = 0;
     for (int j = 0; j < b->first; j++)
         before += out[j];
@@ -94,9 +95,10 @@ static struct bundle_up up_of(const struct engine *e, const struct bundle *b, in
                 .out = out + b->first,
                 .in = e->w.latent,
                 .ldx = bundle_columns(e, b),
-                .stride_x = e->w.latent},
+                .stride_x = e->w.latent,
+                .ldy = y.ld},
         .b = param_at(e, &e->layers[layer].site[b->site].up, before * e->w.latent),
-        .y = e->plan->T * before,
+        .y = y.at,
     };
 }
 
@@ -173,6 +175,7 @@ static int backward(struct engine *e, const struct bundle *b, int64_t layer, con
 
 const struct strategy strategy_btp = {
     .name = "BTP",
+    .joined = true,
     .embed_forward = sharded_embed_forward,
     .embed_backward = sharded_embed_backward,
     .head_gather = sharded_head_gather,

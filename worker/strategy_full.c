@@ -14,29 +14,31 @@ static int latent(struct engine *e, enum plan_site site, int64_t layer, const vo
     return ERR_OK;
 }
 
-static struct fan branches(const struct engine *e, enum plan_site site)
+/* Of one input and with joined outputs, a site's layers are one. */
+static struct up joined(const struct engine *e, enum plan_site site)
 {
-    struct plan_branches b = plan_branches(site);
-    return (struct fan){.count = b.count, .out = &e->w.out[b.first], .in = e->w.in[site], .ldx = e->w.in[site]};
+    int64_t in = e->w.in[site], out = site_output(e, site, 0).ld;
+    return (struct up){.count = 1, .out = out, .in = in, .ldx = in, .ldy = out};
 }
 
 static int output(struct engine *e, enum plan_site site, int64_t layer, const void *x, void *y, struct error *err)
 {
-    struct fan f = branches(e, site);
-    fan_forward(e, &f, &e->layers[layer].site[site].up, x, y);
+    struct up u = joined(e, site);
+    up_forward(e, &u, &e->layers[layer].site[site].up, x, y);
     return sums[site] ? reduce_act(e, y, e->plan->T * e->w.x, sums[site], err) : ERR_OK;
 }
 
 static int backward(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy, void *dx,
                     struct error *err)
 {
-    struct fan f = branches(e, b->site);
-    fan_backward(e, &f, &e->layers[layer].site[b->site].up, x, dy, dx);
+    struct up u = joined(e, b->site);
+    up_backward(e, &u, &e->layers[layer].site[b->site].up, x, dy, dx);
     return gradients[b->site] ? reduce_act(e, dx, e->plan->T * e->w.x, gradients[b->site], err) : ERR_OK;
 }
 
 const struct strategy strategy_full = {
     .name = "FULL",
+    .joined = true,
     .embed_forward = replicated_embed_forward,
     .embed_backward = replicated_embed_backward,
     .head_gather = replicated_head_gather,

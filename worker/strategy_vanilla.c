@@ -66,19 +66,18 @@ struct branch {
 static struct branch branch_of(const struct engine *e, const struct bundle *b, int j, int64_t layer)
 {
     struct plan_branches branches = plan_branches(b->site);
-    int64_t before = 0, y = 0, l = e->w.latent;
-    for (int i = branches.first; i < (int)branches.first + j; i++) {
+    int64_t before = 0, l = e->w.latent;
+    for (int i = branches.first; i < (int)branches.first + j; i++)
         before += plan_out_width(e->plan, i);
-        y += e->plan->T * e->w.out[i];
-    }
     enum plan_projection projection = branches.first + j;
     int parts = parts_out(e, b->site);
+    int64_t width = plan_out_width(e->plan, projection) / parts;
     return (struct branch){
         .projection = projection,
-        .up = {parts, plan_out_width(e->plan, projection) / parts, l, bundle_columns(e, b), 0},
+        .up = {parts, width, l, bundle_columns(e, b), 0, width, e->plan->T * width},
         .b = param_at(e, &e->layers[layer].site[b->site].up, before * l),
         .z = (j - b->first) * l,
-        .y = y,
+        .y = site_output(e, b->site, j).at,
     };
 }
 
@@ -104,7 +103,7 @@ static int branch_backward(struct engine *e, const struct branch *j, const void 
             return rc;
         dy = parts;
     }
-    up_backward(e, &j->up, &j->b, z, dy, false, dz);
+    up_backward(e, &j->up, &j->b, z, dy, dz);
     return ERR_OK;
 }
 

@@ -4,15 +4,31 @@
 namespace
 {
 
-template <bool SILU> struct glu_forward {
+/* Where the elements of a row lie: those of gate and up, and of their gradients, at a stride of ld. An element's number
+ * fits in 32 bits in FEW, where the division is a fifth of that in 64. */
+template <bool FEW> struct rows_of {
+    int64_t n, ld;
+
+    __device__ int64_t place(int64_t j) const
+    {
+        if (n == ld)
+            return j;
+        int64_t row = FEW ? (int64_t)((uint32_t)j / (uint32_t)n) : j / n;
+        return j + row * (ld - n);
+    }
+};
+
+template <bool SILU, bool FEW> struct glu_forward {
+    struct rows_of<FEW> rows;
     const bf16 *gate, *up;
     bf16 *out;
 
     template <int V> __device__ void at(int64_t j) const
     {
         float g[V], u[V];
-        load<V>(gate + j, g);
-        load<V>(up + j, u);
+        int64_t from = rows.place(j);
+        load<V>(gate + from, g);
+        load<V>(up + from, u);
 #pragma unroll
         for (int i = 0; i < V; i++)
             u[i] *= SILU ? g[i] * sigmoid(g[i]) : g[i];
@@ -20,15 +36,17 @@ template <bool SILU> struct glu_forward {
     }
 };
 
-template <bool SILU> struct glu_backward {
+template <bool SILU, bool FEW> struct glu_backward {
+    struct rows_of<FEW> rows;
     const bf16 *gate, *up, *dout;
     bf16 *dgate, *dup;
 
     template <int V> __device__ void at(int64_t j) const
     {
         float g[V], u[V], dy[V];
-        load<V>(gate + j, g);
-        load<V>(up + j, u);
+        int64_t from = rows.place(j);
+        load<V>(gate + from, g);
+        load<V>(up + from, u);
         load<V>(dout + j, dy);
 #pragma unroll
         for (int i = 0; i < V; i++) {
@@ -36,30 +54,55 @@ template <bool SILU> struct glu_backward {
             u[i] *= SILU ? dy[i] * silu_slope(g[i], sigma) : dy[i];
             dy[i] *= g[i] * sigma;
         }
-        store(dgate + j, u);
-        store(dup + j, dy);
+        store(dgate + from, u);
+        store(dup + from, dy);
     }
 };
 
-} // namespace
-
-void cuda_glu_forward(struct kstream *ks, int64_t n, bool silu, const void *gate, const void *up, void *out)
+/* f(SILU, FEW), constants. */
+template <class F> void by_kind(bool silu, int64_t elements, F f)
 {
-    const bf16 *g = (const bf16 *)gate, *u = (const bf16 *)up;
-    bool aligned = wide(0, gate, up, out);
-    if (silu)
-        launch_each<8>(ks, "glu_forward", n, aligned, glu_forward<true>{g, u, (bf16 *)out});
+    bool few = elements <= UINT32_MAX;
+    if (silu && few)
+        f(std::true_type(), std::true_type());
+    else if (silu)
+        f(std::true_type(), std::false_type());
+    else if (few)
+        f(std::false_type(), std::true_type());
     else
-        launch_each<8>(ks, "glu_forward", n, aligned, glu_forward<false>{g, u, (bf16 *)out});
+        f(std::false_type(), std::false_type());
 }
 
-void cuda_glu_backward(struct kstream *ks, int64_t n, bool silu, const void *gate, const void *up, const void *dout,
-                       void *dgate, void *dup)
+/* A vector must not reach over the end of a row. */
+int64_t widths(int64_t n, int64_t ld)
+{
+    return n == ld ? 0 : n | ld;
+}
+
+} // namespace
+
+void cuda_glu_forward(struct kstream *ks, int64_t rows, int64_t n, int64_t ld, bool silu, const void *gate,
+                      const void *up, void *out)
+{
+    const bf16 *g = (const bf16 *)gate, *u = (const bf16 *)up;
+    bool aligned = wide(widths(n, ld), gate, up, out);
+    by_kind(silu, rows * n, [&](auto SILU, auto FEW) {
+        struct glu_forward<decltype(SILU)::value, decltype(FEW)::value> op = {
+            {n, ld}, g, u, (bf16 *)out
+        };
+        launch_each<8>(ks, "glu_forward", rows * n, aligned, op);
+    });
+}
+
+void cuda_glu_backward(struct kstream *ks, int64_t rows, int64_t n, int64_t ld, bool silu, const void *gate,
+                       const void *up, const void *dout, void *dgate, void *dup)
 {
     const bf16 *g = (const bf16 *)gate, *u = (const bf16 *)up, *dy = (const bf16 *)dout;
-    bool aligned = wide(0, gate, up, dout, dgate, dup);
-    if (silu)
-        launch_each<8>(ks, "glu_backward", n, aligned, glu_backward<true>{g, u, dy, (bf16 *)dgate, (bf16 *)dup});
-    else
-        launch_each<8>(ks, "glu_backward", n, aligned, glu_backward<false>{g, u, dy, (bf16 *)dgate, (bf16 *)dup});
+    bool aligned = wide(widths(n, ld), gate, up, dout, dgate, dup);
+    by_kind(silu, rows * n, [&](auto SILU, auto FEW) {
+        struct glu_backward<decltype(SILU)::value, decltype(FEW)::value> op = {
+            {n, ld}, g, u, dy, (bf16 *)dgate, (bf16 *)dup
+        };
+        launch_each<8>(ks, "glu_backward", rows * n, aligned, op);
+    });
 }

@@ -117,15 +117,15 @@ static void body_rope(void)
 }
 static void body_glu_forward(void)
 {
-    k->glu_forward(ks, T * F, false, x, y, n_out);
+    k->glu_forward(ks, T, F, F, false, x, y, n_out);
 }
 static void body_glu_silu_forward(void)
 {
-    k->glu_forward(ks, T * F, true, x, y, n_out);
+    k->glu_forward(ks, T, F, F, true, x, y, n_out);
 }
 static void body_glu_silu_backward(void)
 {
-    k->glu_backward(ks, T * F, true, x, y, n_out, m1, m2);
+    k->glu_backward(ks, T, F, F, true, x, y, n_out, m1, m2);
 }
 static void body_attention_forward(void)
 {

@@ -42,11 +42,11 @@ enum plan_buffer {
     BUF_SUM_O,
     BUF_SUM_GU,
     BUF_SUM_DOWN,
-    BUF_QKV,      /* [T, q], [T, kv], [T, kv] after rotary positions */
+    BUF_QKV,      /* q, kv and kv columns after rotary positions, side by side or [T, q], [T, kv], [T, kv] */
     BUF_CTX,      /* [T, q] */
     BUF_CTX_FULL, /* [T, d] of all heads; absent where o takes this rank's heads */
     BUF_LSE,      /* [b, heads, s] stat */
-    BUF_GU,       /* [2, T, mlp] gate, up */
+    BUF_GU,       /* mlp columns each of gate and up, alike */
     BUF_PROD,     /* [T, mlp] */
     /* scratch of a block */
     BUF_Y,         /* [T, x] what a block adds to the residual */

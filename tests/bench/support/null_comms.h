@@ -6,8 +6,8 @@
 #include "worker/engine.h"
 
 /* copy: as in struct comm_backend, NULL for memcpy. Results are of the right shape and magnitude, and wrong: an
- * all_reduce does nothing, a reduce_scatter leaves this rank's own summand, an all_gather has this rank's part in every
- * place. The copies stand for the writes that the collective would do. */
+ * all_reduce does nothing, a reduce_scatter leaves this rank's own summand, an all_gather puts this rank's part in its
+ * place and leaves in the others' what an earlier operation left there. */
 void null_comms(const struct plan *p, int rank,
                 void (*copy)(struct kstream *ks, void *to, const void *from, size_t bytes), struct comms *out);
 

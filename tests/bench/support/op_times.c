@@ -202,10 +202,13 @@ TIMED_KEEPING(keep_attention(call, OP_ATTENTION_BACKWARD, a), attention_backward
                const void *d_o, void *dq, void *dk, void *dv, void *workspace),
               (a, q, k, v, o, lse, d_o, dq, dk, dv, workspace), SHARE_ATTENTION, attention_bytes_of(a, 4, 4),
               2.5 * attention_flop(a), " b%" PRId64 " h%" PRId64 " s%" PRId64, a->b, a->h, a->s)
-TIMED(glu_forward, (int64_t n, bool silu, const void *gate, const void *up, void *out), (n, silu, gate, up, out),
-      SHARE_ELEMENT, 3 * ACT * n, 0, " %" PRId64, n)
-TIMED(glu_backward, (int64_t n, bool silu, const void *gate, const void *up, const void *dout, void *dgate, void *dup),
-      (n, silu, gate, up, dout, dgate, dup), SHARE_ELEMENT, 5 * ACT * n, 0, " %" PRId64, n)
+TIMED(glu_forward, (int64_t rows, int64_t n, int64_t ld, bool silu, const void *gate, const void *up, void *out),
+      (rows, n, ld, silu, gate, up, out), SHARE_ELEMENT, 3 * ACT * rows * n, 0, " %" PRId64 "x%" PRId64, rows, n)
+TIMED(glu_backward,
+      (int64_t rows, int64_t n, int64_t ld, bool silu, const void *gate, const void *up, const void *dout, void *dgate,
+       void *dup),
+      (rows, n, ld, silu, gate, up, dout, dgate, dup), SHARE_ELEMENT, 5 * ACT * rows * n, 0, " %" PRId64 "x%" PRId64,
+      rows, n)
 TIMED(ce_max, (int64_t T, int64_t ld, int64_t valid, const void *logits, void *m), (T, ld, valid, logits, m),
       SHARE_HEAD, ACT *T *valid, 0, " %" PRId64 "x%" PRId64, T, valid)
 TIMED(ce_sums,

@@ -8,36 +8,50 @@ static real sigma(real y)
 
 /* ---- gated product ------------------------------------------------------------------------ */
 
-static void one_glu(struct variant *v, int64_t n, bool silu, bool in_place)
+/* gap elements between the rows, which stay as they were. */
+static void one_glu(struct variant *v, int64_t rows, int64_t n, int64_t gap, bool silu, bool in_place)
 {
-    double *gate = host_random(v, n, 8), *up = host_random(v, n, 2), *dout = host_random(v, n, 1);
-    real *out = host_reals(v, n), *dgate = host_reals(v, n), *dup = host_reals(v, n);
-    real *size = host_reals(v, n), *size_gate = host_reals(v, n), *size_up = host_reals(v, n);
-    for (int64_t i = 0; i < n; i++) {
+    int64_t ld = n + gap, dense = rows * n, all = rows * ld;
+    double *gate = host_random(v, all, 8), *up = host_random(v, all, 2), *dout = host_random(v, dense, 1);
+    double *into_gate = host_random(v, all, 1), *into_up = host_random(v, all, 1);
+    real *out = host_reals(v, dense), *dgate = host_reals(v, all), *dup = host_reals(v, all);
+    real *size = host_reals(v, dense), *size_gate = host_reals(v, all), *size_up = host_reals(v, all);
+    for (int64_t i = 0; i < all; i++) {
+        int64_t j = i / ld * n + i % ld;
         real g = gate[i], s = sigma(g), f = silu ? g * s : g, slope = silu ? s + g * s * (1 - s) : 1;
-        out[i] = f * up[i];
-        dgate[i] = dout[i] * up[i] * slope;
-        dup[i] = dout[i] * f;
-        size[i] = fabsl(out[i]) * (1 + fabsl(g));
+        if (i % ld >= n) {
+            dgate[i] = in_place ? gate[i] : into_gate[i];
+            dup[i] = in_place ? up[i] : into_up[i];
+            size_gate[i] = size_up[i] = 0;
+            continue;
+        }
+        out[j] = f * up[i];
+        dgate[i] = dout[j] * up[i] * slope;
+        dup[i] = dout[j] * f;
+        size[j] = fabsl(out[j]) * (1 + fabsl(g));
         size_up[i] = fabsl(dup[i]) * (1 + fabsl(g));
-        size_gate[i] = fabsl((real)dout[i] * up[i]) * (silu ? s * (1 + fabsl(g)) : 1);
+        size_gate[i] = fabsl((real)dout[j] * up[i]) * (silu ? s * (1 + fabsl(g)) : 1);
     }
-    void *dg = device_values(v, n, gate), *du = device_values(v, n, up), *dy = device_values(v, n, dout);
-    void *o = device_poison(v, n), *og = in_place ? dg : device_poison(v, n), *ou = in_place ? du : device_poison(v, n);
-    v->k->glu_forward(v->ks, n, silu, dg, du, o);
-    v->k->glu_backward(v->ks, n, silu, dg, du, dy, og, ou);
-    check(v, "out", n, o, out, size, 8);
-    check(v, "dgate", n, og, dgate, size_gate, 12);
-    check(v, "dup", n, ou, dup, size_up, 8);
+    void *dg = device_values(v, all, gate), *du = device_values(v, all, up), *dy = device_values(v, dense, dout);
+    void *o = device_poison(v, dense), *og = in_place ? dg : device_values(v, all, into_gate);
+    void *ou = in_place ? du : device_values(v, all, into_up);
+    v->k->glu_forward(v->ks, rows, n, ld, silu, dg, du, o);
+    v->k->glu_backward(v->ks, rows, n, ld, silu, dg, du, dy, og, ou);
+    check(v, "out", dense, o, out, size, 8);
+    check(v, "dgate", all, og, dgate, size_gate, 12);
+    check(v, "dup", all, ou, dup, size_up, 8);
     forget(v);
 }
 
 static void glus(struct variant *v)
 {
-    static const int64_t sizes[] = {1, 15, 1000, 16384, 16385, 50000, 131075};
+    static const struct {
+        int64_t rows, n, gap;
+    } sizes[] = {{1, 1, 0},     {1, 15, 0},   {1, 1000, 0}, {1, 16384, 0}, {1, 16385, 0}, {1, 50000, 0}, {1, 131075, 0},
+                 {20, 1000, 0}, {13, 40, 40}, {7, 8, 24},   {9, 5, 3},     {3, 16385, 1}, {5, 136, 3},   {3, 131, 8}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         for (int mode = 0; mode < 4; mode++)
-            one_glu(v, sizes[i], mode & 1, mode & 2);
+            one_glu(v, sizes[i].rows, sizes[i].n, sizes[i].gap, mode & 1, mode & 2);
 }
 
 static void test_glu(void **state)
@@ -228,7 +242,7 @@ static double glu_loss(void *arg)
     struct problem *p = arg;
     put(p->v, p->g, ROWS, p->gate);
     put(p->v, p->u, ROWS, p->up);
-    p->v->k->glu_forward(p->v->ks, ROWS, true, p->g, p->u, p->out);
+    p->v->k->glu_forward(p->v->ks, 1, ROWS, ROWS, true, p->g, p->u, p->out);
     double sum = 0;
     for (int i = 0; i < ROWS; i++)
         sum += p->weight[i] * ((double *)p->out)[i];
@@ -258,7 +272,7 @@ static void differences(struct variant *v)
 
     void *dgate = device_poison(v, ROWS), *dup = device_poison(v, ROWS);
     glu_loss(&p);
-    v->k->glu_backward(v->ks, ROWS, true, p.g, p.u, device_values(v, ROWS, p.weight), dgate, dup);
+    v->k->glu_backward(v->ks, 1, ROWS, ROWS, true, p.g, p.u, device_values(v, ROWS, p.weight), dgate, dup);
     check_differences(v, "gate", ROWS, p.gate, fetch(v, dgate, ROWS), glu_loss, &p);
     check_differences(v, "up", ROWS, p.up, fetch(v, dup, ROWS), glu_loss, &p);
 }

@@ -118,8 +118,11 @@ DRY(attention_backward,
     (const struct attention *a, const void *q, const void *k, const void *v, const void *o, const void *lse,
      const void *d_o, void *dq, void *dk, void *dv, void *workspace),
     dq)
-DRY(glu_forward, (int64_t n, bool silu, const void *gate, const void *up, void *out), out)
-DRY(glu_backward, (int64_t n, bool silu, const void *gate, const void *up, const void *dout, void *dgate, void *dup),
+DRY(glu_forward,
+    (int64_t rows, int64_t n, int64_t ld, bool silu, const void *gate, const void *up, void *out), out)
+DRY(glu_backward,
+    (int64_t rows, int64_t n, int64_t ld, bool silu, const void *gate, const void *up, const void *dout, void *dgate,
+     void *dup),
     dup)
 DRY(ce_max, (int64_t T, int64_t ld, int64_t valid, const void *logits, void *m), m)
 DRY(ce_sums,

@@ -322,10 +322,12 @@ static void late_graph_launch(struct kstream *ks, const struct kgraph *graph)
     C(struct attention, a)                                                                           \
     X(const void *, q) X(const void *, k) X(const void *, v) X(const void *, o) X(const void *, lse) \
         X(const void *, d_o) X(void *, dq) X(void *, dk) X(void *, dv) X(void *, workspace)
-#define ARGS_glu_forward(X, C) X(int64_t, n) X(bool, silu) X(const void *, gate) X(const void *, up) X(void *, out)
+#define ARGS_glu_forward(X, C) \
+    X(int64_t, rows)            \
+    X(int64_t, n) X(int64_t, ld) X(bool, silu) X(const void *, gate) X(const void *, up) X(void *, out)
 #define ARGS_glu_backward(X, C) \
-    X(int64_t, n)               \
-    X(bool, silu) X(const void *, gate) X(const void *, up) X(const void *, dout) X(void *, dgate) X(void *, dup)
+    X(int64_t, rows)            \
+    X(int64_t, n) X(int64_t, ld) X(bool, silu) X(const void *, gate) X(const void *, up) X(const void *, dout) X(void *, dgate) X(void *, dup)
 #define ARGS_ce_max(X, C) X(int64_t, T) X(int64_t, ld) X(int64_t, valid) X(const void *, logits) X(void *, m)
 #define ARGS_ce_sums(X, C)                                                                        \
     X(int64_t, T)                                                                                 \

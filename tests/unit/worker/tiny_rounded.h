@@ -183,19 +183,19 @@ static inline void rounded_attention_backward(struct kstream *ks, const struct a
     rounded_rows(dv, a->b * a->s, a->hk * a->e, a->ldv);
 }
 
-static inline void rounded_glu_forward(struct kstream *ks, int64_t n, bool silu, const void *gate, const void *up,
-                                       void *out)
+static inline void rounded_glu_forward(struct kstream *ks, int64_t rows, int64_t n, int64_t ld, bool silu,
+                                       const void *gate, const void *up, void *out)
 {
-    rounded.exact->glu_forward(ks, n, silu, gate, up, out);
-    rounded_rows(out, 1, n, n);
+    rounded.exact->glu_forward(ks, rows, n, ld, silu, gate, up, out);
+    rounded_rows(out, rows, n, n);
 }
 
-static inline void rounded_glu_backward(struct kstream *ks, int64_t n, bool silu, const void *gate, const void *up,
-                                        const void *dout, void *dgate, void *dup)
+static inline void rounded_glu_backward(struct kstream *ks, int64_t rows, int64_t n, int64_t ld, bool silu,
+                                        const void *gate, const void *up, const void *dout, void *dgate, void *dup)
 {
-    rounded.exact->glu_backward(ks, n, silu, gate, up, dout, dgate, dup);
-    rounded_rows(dgate, 1, n, n);
-    rounded_rows(dup, 1, n, n);
+    rounded.exact->glu_backward(ks, rows, n, ld, silu, gate, up, dout, dgate, dup);
+    rounded_rows(dgate, rows, n, ld);
+    rounded_rows(dup, rows, n, ld);
 }
 
 static inline void rounded_ce_backward(struct kstream *ks, int64_t T, int64_t ld, int64_t valid, int64_t first,
