@@ -11,11 +11,12 @@ peer's; null where nothing was measured beside it), date, commit, device, and wh
 names in that file are kept.
 Tables of profiles go to --out with the ending .NAME.txt.
 """
-import argparse, datetime, glob, json, os, re, statistics, subprocess, sys, threading, time
+import argparse, datetime, functools, glob, json, os, re, statistics, subprocess, sys, threading, time
 from pathlib import Path
 
 sys.dont_write_bytecode = True
-ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 OURS_LIMIT, PEER_LIMIT = 150, 300  # seconds, start and compilation included
 SHORT = 0.06                       # of --seconds that a line of single operations has
 SETTLED = 3                        # seconds at the end of a peer's run that it measures at least
@@ -25,8 +26,9 @@ SETTLED = 3                        # seconds at the end of a peer's run that it 
 
 
 class Case:
-    def __init__(self, mode, model, *fields, peer=None, options=(), program="gpu_bench"):
+    def __init__(self, mode, model, *fields, peer=None, options=(), program="gpu_bench", share=None):
         self.mode, self.model, self.fields, self.peer, self.options = mode, model, fields, peer, options
+        self.share = share or (SHORT if program == "gpu_ops" else 1)  # of --seconds, for a line
         self.program = program  # gpu_ops: many lines of one run, whose names start with the case's
 
 
@@ -93,6 +95,20 @@ def rank_cases():
     return out
 
 
+# B,H,HK,S,E: 1B; a whole layer of 7B and a rank's of TP4; grouped queries.
+ATTENTION = ("8,32,32,2048,64", "4,32,32,4096,128", "4,8,8,4096,128", "1,8,8,4096,128", "4,32,8,4096,128")
+CPU_SHAPES = ("2,4,4,64,16",)
+# GiB that a step's element-wise tensors take to read and write once each, in one fused pass: 78 MiB of T 16384 behind
+# each of the 24 products of a CoLA layer, and 12 of a full-rank one.
+COPIES = {"cola": "87.75", "full": "43.875"}
+# The BTP paper's HFU of A100s (312 TFLOP/s), TP4: attention's pair, the MLP's.
+PUBLISHED_HFU = {("3b", 4, "full"): (71.8, 77.9), ("3b", 4, "vanilla"): (44.1, 46.6), ("3b", 4, "btp"): (60.0, 67.2),
+                 ("7b", 4, "full"): (77.8, 79.6), ("7b", 4, "vanilla"): (61.5, 62.1), ("7b", 4, "btp"): (72.6, 75.3),
+                 ("13b", 4, "full"): (87.0, 84.4), ("13b", 4, "vanilla"): (63.4, 65.1), ("13b", 4, "btp"): (77.0, 75.9),
+                 ("7b", 1, "vanilla"): (48.1, 52.6), ("7b", 2, "vanilla"): (56.8, 59.0), ("7b", 8, "vanilla"): (65.7, 64.1),
+                 ("7b", 1, "btp"): (55.1, 64.9), ("7b", 2, "btp"): (69.7, 69.9), ("7b", 8, "btp"): (76.1, 76.6)}
+
+
 def ops_cases():
     """Single operations, many lines a run."""
     out = {"gemm_1b_cola": Case("gemm", "1b,cola", ON, program="gpu_ops"),
@@ -101,6 +117,13 @@ def ops_cases():
         for name, kind, *fields in (("full", "full"), ("vanilla", "cola", "parallel.strategy=VANILLA"),
                                     ("btp", "cola", "parallel.strategy=BTP")):
             out[f"gemm_7b_tp4_{name}_b{b}"] = Case("gemm", f"7b,{kind}", *fields, *batch(b), program="gpu_ops")
+    out["attention"] = Case("attention", *ATTENTION, program="gpu_ops")
+    for kind in ("cola", "full"):
+        out[f"kernel_1b_{kind}"] = Case("kernel", f"1b,{kind}", ON, program="gpu_ops")
+        out[f"floor_1b_{kind}"] = Case("floor", f"1b,{kind}", ON, options=("--gib", COPIES[kind]), program="gpu_ops",
+                                       share=0.5)
+    for size, b in (("3b", 4), ("13b", 4), ("7b", 1), ("7b", 2), ("7b", 4), ("7b", 8)):
+        out[f"hfu_{size}_tp4_b{b}"] = Case("hfu", f"{size},cola", "parallel.tp=4", *batch(b), program="gpu_ops")
     return out
 
 
@@ -133,11 +156,13 @@ def derived(rows):
 
 def ours(build, name, case, args):
     """The lines that the program prints; its profile beside it."""
-    seconds = args.seconds * (SHORT if case.program == "gpu_ops" else 1)
+    what = [case.model, *case.fields]
+    if args.cpu:
+        what = CPU_SHAPES if case.mode == "attention" else ["tiny," + case.model.split(",")[1],
+                                                            *(f for f in case.fields if f != NONDET)]
+    trial = ["--cpu", "--gib", "0.01" if case.mode == "floor" else "1"] if args.cpu else []
     command = [build / "bench" / case.program, *case.options, "--name", name, "--warm", str(args.warm), "--seconds",
-               str(seconds), *(["--cpu", "--gib", "1"] if args.cpu else []), case.mode,
-               "tiny," + case.model.split(",")[1] if args.cpu else case.model,
-               *(f for f in case.fields if not (args.cpu and f == NONDET))]
+               str(args.seconds * case.share), *trial, case.mode, *what]
     p = subprocess.run(command, capture_output=True, text=True, timeout=OURS_LIMIT, env=environment())
     if p.returncode:
         raise RuntimeError(p.stderr.strip() or f"{case.program} ended with {p.returncode}")
@@ -215,18 +240,49 @@ def peer(case, folder):
     return {"value": float(found[1]), "peak": float(peak[1]) if peak else None, **clocks}
 
 
-def peers_folder(args):
-    """Where the peers are, if they can run."""
-    folder = os.environ.get("BOOST_PEERS")
-    if args.no_peer or args.cpu or not folder:
-        return None
+@functools.lru_cache
+def has_torch():
     try:
         torch = subprocess.run([sys.executable, "-c", "import torch"], capture_output=True, timeout=120).returncode == 0
     except subprocess.TimeoutExpired:
         torch = False
     if not torch:
-        print("no PyTorch here: nothing is measured beside ours", flush=True)
-    return Path(folder) if torch else None
+        print("no PyTorch here: nothing of it is measured beside ours", flush=True)
+    return torch
+
+
+def peers_folder(args):
+    """Where the peers are, if they can run."""
+    folder = os.environ.get("BOOST_PEERS")
+    return Path(folder) if folder and not args.no_peer and not args.cpu and has_torch() else None
+
+
+def beside_attention(rows, args):
+    """PyTorch's attention at the same shapes, behind ours in the same run."""
+    if args.no_peer or args.cpu or not has_torch():
+        return
+    env = {k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}
+    p = subprocess.run([sys.executable, HERE / "peer_attention.py", "--warm", str(args.warm), "--seconds",
+                        str(args.seconds * SHORT), *ATTENTION], capture_output=True, text=True, timeout=PEER_LIMIT,
+                       env=env)
+    if p.returncode:
+        print(f"  peer_attention.py: {p.stderr.strip()[-300:]}", flush=True)
+    found = {r["shape"]: r for r in map(json.loads, p.stdout.splitlines())}
+    for row in rows:
+        shape = row["name"].split("attention_")[1]
+        for theirs in (found[s] for s in found if shape.startswith(s + "_")):
+            if row["key_heads"] == theirs["key_heads"]:
+                row.update(peer="PyTorch, SDPA by cuDNN", peer_value=theirs["bwd" if "_bwd" in shape else "fwd"])
+
+
+def beside_hfu(name, rows):
+    """Published figures, of another card: beside ours, not measured."""
+    size, b = re.fullmatch(r"hfu_(\w+)_tp4_b(\d+)", name).groups()
+    for row in rows:
+        way, pair = row["name"].removeprefix(name + "_").split("_")
+        figures = PUBLISHED_HFU.get((size, int(b), way))
+        if figures:
+            row.update(peer="published: A100, % of 312 TFLOP/s", peer_value=figures[pair == "mlp"])
 
 
 def machine():
@@ -256,6 +312,10 @@ def measure(build, name, case, folder, known, args):
             extra.update({k: v for k, v in beside.items() if k.startswith("peer_")}, peer_peak_gib=beside["peak"],
                          peer=f"PyTorch, {' '.join(case.peer)}", peer_value=beside["value"])
         out.append({"peer": None, "peer_value": None, **row, **extra})
+    if case.mode == "attention":
+        beside_attention(out, args)
+    if case.mode == "hfu" and not args.cpu:
+        beside_hfu(name, out)
     return out
 
 

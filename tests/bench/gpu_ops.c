@@ -12,13 +12,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/bench/support/attention_lines.h"
+#include "tests/bench/support/floor_lines.h"
 #include "tests/bench/support/gemm_lines.h"
+#include "tests/bench/support/hfu_lines.h"
+#include "tests/bench/support/kernel_lines.h"
 
 static const struct mode {
     const char *name;
     int (*run)(const struct options *o, struct device *d, struct error *err);
     bool updates; /* the engine's steps have them */
-} modes[] = {{"gemm", bench_gemm, false}};
+} modes[] = {{"gemm", bench_gemm, false},
+             {"attention", bench_attention, false},
+             {"kernel", bench_kernels, true},
+             {"floor", bench_floor, true},
+             {"hfu", bench_hfu, false}};
 
 int main(int argc, char **argv)
 {
@@ -31,8 +39,10 @@ int main(int argc, char **argv)
             if (!strcmp(modes[i].name, o.mode))
                 mode = &modes[i];
     if (!mode) {
-        fprintf(stderr, "usage: gpu_ops [--name NAME] [--warm S] [--seconds S] [--cpu] gemm SIZE,KIND "
-                        "[FIELD=VALUE...]\n");
+        fprintf(
+            stderr,
+            "usage: gpu_ops [--name NAME] [--warm S] [--seconds S] [--gib GIB] [--cpu] gemm|kernel|floor|hfu SIZE,KIND "
+            "[FIELD=VALUE...]\n");
         return 2;
     }
     int rc = device_open(&d, &o, !mode->updates, &err);

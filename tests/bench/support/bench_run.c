@@ -235,6 +235,22 @@ void line_begin(const char *name, double value, const char *unit)
     printf(", \"unit\": \"%s\"", unit);
 }
 
+static void put_log(const struct device_log *log)
+{
+    line_put("sm_mhz", log->mhz);
+    line_put("sm_mhz_min", log->mhz_min);
+    line_put("sm_mhz_max", log->mhz_max);
+    line_put("watts", log->watts);
+}
+
+void line_end_plain(const struct options *o, const struct device_log *log)
+{
+    put_log(log);
+    printf(", \"captured\": %s, \"backend\": \"%s\"}\n", !o->plain && table.capture_begin ? "true" : "false",
+           backend->name);
+    fflush(stdout);
+}
+
 void line_end(const struct options *o, const struct plan *p, const struct device_log *log)
 {
     static const char *const recompute[] = {
@@ -242,10 +258,7 @@ void line_end(const struct options *o, const struct plan *p, const struct device
         [BOOST__RECOMPUTE__VALUE__LOW_RANK] = "LOW_RANK",
         [BOOST__RECOMPUTE__VALUE__LAYER] = "LAYER",
     };
-    line_put("sm_mhz", log->mhz);
-    line_put("sm_mhz_min", log->mhz_min);
-    line_put("sm_mhz_max", log->mhz_max);
-    line_put("watts", log->watts);
+    put_log(log);
     printf(", \"model\": \"%s\", \"tp\": %d, \"micro_batch\": %" PRId64 ", \"seq_len\": %" PRId64, o->job.model, p->tp,
            p->micro_batch, p->s);
     printf(", \"deterministic\": %s, \"captured\": %s, \"recompute\": \"%s\"", p->deterministic ? "true" : "false",

@@ -62,7 +62,8 @@ double model_mean(const struct model *m);
 /* ---- a line of standard output ---- */
 
 void line_begin(const char *name, double value, const char *unit);
-void line_put(const char *key, double value); /* null when it is not finite */
+void line_put(const char *key, double value);                               /* null when it is not finite */
+void line_end_plain(const struct options *o, const struct device_log *log); /* of no model */
 void line_end(const struct options *o, const struct plan *p, const struct device_log *log);
 
 #endif

@@ -40,12 +40,6 @@ static double median(const double x[ROUNDS])
     return fmax(low, fmin(high, x[2]));
 }
 
-static bool fits(const struct replay *r, const struct gemm *g)
-{
-    size_t a = replay_gemm_bytes(g, 'a'), b = replay_gemm_bytes(g, 'b'), c = replay_gemm_bytes(g, 'c');
-    return a <= r->in.bytes && b <= r->in.bytes && c <= (g->c_grad ? r->sums.bytes : r->out.bytes);
-}
-
 static double tflops(const struct gemm *g, double ms)
 {
     return 2e-9 * (double)g->m * (double)g->n * (double)g->k * g->batch / ms;
@@ -137,7 +131,7 @@ static int bench_product(struct replay *r, const struct options *o, const struct
     struct candidate c[1 + CANDIDATES_MAX];
     struct device_log log;
     int n = 1;
-    if (!fits(r, &x->gemm))
+    if (!replay_gemm_fits(r, &x->gemm))
         return ERR_OK;
     int rc = o->cpu ? ERR_OK : gemm_candidates_find(&x->gemm, &all, err);
     if (rc)

@@ -119,6 +119,34 @@ size_t replay_gemm_bytes(const struct gemm *g, char operand)
     }
 }
 
+bool replay_gemm_fits(const struct replay *r, const struct gemm *g)
+{
+    return replay_gemm_bytes(g, 'a') <= r->in.bytes && replay_gemm_bytes(g, 'b') <= r->in.bytes &&
+           replay_gemm_bytes(g, 'c') <= (g->c_grad ? r->sums.bytes : r->out.bytes);
+}
+
+void replay_gemm(struct replay *r, const struct gemm *g)
+{
+    const void *a = replay_in(r, replay_gemm_bytes(g, 'a')), *b = replay_in(r, replay_gemm_bytes(g, 'b'));
+    size_t bytes = replay_gemm_bytes(g, 'c');
+    r->k->gemm(r->ks, g, a, b, g->c_grad ? replay_sums(r, bytes) : replay_out(r, bytes));
+}
+
+void replay_attention(struct replay *r, const struct attention *a, bool backward)
+{
+    size_t rows = (size_t)(a->b * a->s), q = rows * (size_t)a->ldq * 2, k = rows * (size_t)a->ldk * 2;
+    size_t v = rows * (size_t)a->ldv * 2, o = rows * (size_t)a->ldo * 2, lse = rows * (size_t)a->h * 4;
+    const void *qs = replay_in(r, q), *ks = replay_in(r, k), *vs = replay_in(r, v);
+    if (!backward) {
+        void *out = replay_out(r, o);
+        r->k->attention_forward(r->ks, a, qs, ks, vs, out, replay_out(r, lse), r->workspace);
+        return;
+    }
+    const void *os = replay_in(r, o), *stats = replay_in(r, lse), *dout = replay_in(r, o);
+    void *dq = replay_out(r, q), *dk = replay_out(r, k), *dv = replay_out(r, v);
+    r->k->attention_backward(r->ks, a, qs, ks, vs, os, stats, dout, dq, dk, dv, r->workspace);
+}
+
 /* ---- time ---- */
 
 int repeated_make(struct replay *r, struct repeated *x, double ms, struct error *err)
@@ -181,9 +209,7 @@ void repeated_free(struct replay *r, struct repeated *x)
 
 static void big_product(struct replay *r, const void *arg)
 {
-    const struct gemm *g = arg;
-    const void *a = replay_in(r, replay_gemm_bytes(g, 'a')), *b = replay_in(r, replay_gemm_bytes(g, 'b'));
-    r->k->gemm(r->ks, g, a, b, replay_out(r, replay_gemm_bytes(g, 'c')));
+    replay_gemm(r, arg);
 }
 
 int replay_warm(struct replay *r, double seconds, struct error *err)
