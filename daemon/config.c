@@ -30,6 +30,8 @@ static const struct range boostd_ranges[] = {
     {"backoff_max_ms", 1, 86400000},
     {"rendezvous_timeout_ms", 100, 3600000},
     {"kill_confirm_ms", 100, 3600000},
+    {"fair_share_half_life_s", 0, 31536000},
+    {"preempt_gap", 1, 100},
 };
 static const struct range agent_ranges[] = {
     {"cpu_slots", 0, 65536},

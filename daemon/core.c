@@ -53,6 +53,12 @@ static void run_timers(struct core *c, int64_t now)
         next = job->active.next;
         due_at(c, attempt_run(c, job, now));
     }
+    if (c->schedule_due && now >= c->schedule_due) {
+        c->schedule = true;
+        c->schedule_due = 0;
+    } else if (c->schedule_due) {
+        due_at(c, c->schedule_due);
+    }
     parked_run(c, now);
     due_at(c, parked_due(c));
     c->work = c->work || c->working.head;
@@ -98,6 +104,10 @@ int core_create(const Boost__BoostdConfig *config, const struct core_store *stor
     c->backoff_max_ns = config->backoff_max_ms * NS_PER_MS;
     c->rendezvous_ns = config->rendezvous_timeout_ms * NS_PER_MS;
     c->kill_confirm_ns = config->kill_confirm_ms * NS_PER_MS;
+    c->half_life_ns = config->fair_share_half_life_s * NS_PER_S;
+    c->backfill = config->backfill;
+    c->preempt = config->preempt;
+    c->preempt_gap = config->preempt_gap;
     c->up_since = now_mono(c);
     c->kv_due = c->refused_due = INT64_MAX;
     c->next_task = 1;
@@ -157,6 +167,11 @@ void core_destroy(struct core *c)
         job_free(c->jobs[i]);
     }
     free(c->jobs);
+    shares_free(c);
+    picture_free(c->picture);
+    for (int i = 0; i < c->n_switches; i++)
+        free(c->switches[i]);
+    free(c->switches);
     free(c->dirty_jobs);
     while (c->nodes) {
         struct node *n = c->nodes;

@@ -190,6 +190,7 @@ int core_agent_register(struct core *c, const Boost__Register *msg, struct error
     n->last_seen = now_mono(c);
     if (changed)
         mark_node(c, n);
+    picture_forget(c);
     node_told(n, msg);
     node_devices(c, n, msg->devices);
     if (was != LIVENESS(UP) && was != LIVENESS(SUSPECT))

@@ -250,6 +250,7 @@ static void adopt(struct core *c, struct job *job)
     if (job->state == STATE(STOPPING) && !a)
         job_fire(c, job, EV_ATTEMPT_GONE);
     account_adopted(c, job);
+    share_add_past(c, job);
     job_pend(c, job);
     if (checkpoint_file_work(job))
         list_add(&c->working, job, link_working);

@@ -376,7 +376,8 @@ static void job_act(struct core *c, struct job *job)
     if (a && a->close_due && checkpoints_open(job, a) == 1) /* the manifests' time begins now */
         attempt_close_anew(c, a);
     c->work = c->work || job->working.in;
-    c->schedule = c->schedule || job->pending.in;
+    if (job->pending.in)
+        queue_settled(c, job);
 }
 
 static void change_done(void *arg, int rc, const struct error *err)

@@ -25,6 +25,7 @@ void node_told(struct node *n, const Boost__Register *m)
     if (n->told)
         boost__register__free_unpacked(n->told, NULL);
     n->told = copy;
+    n->switch_id = 0;
 }
 
 const char *node_label(const struct node *n, const char *key)

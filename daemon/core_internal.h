@@ -36,6 +36,7 @@ struct holding {
     int attempt;
     enum sched_pool pool;
     int slots;
+    struct job *of;   /* NULL: not looked up yet, or of no job here */
     bool reserved;    /* chosen, StartAttempt not decided yet */
     int64_t kill_due; /* a kill was sent: to be confirmed by then, 0 = none */
     int64_t kill_from;
@@ -67,6 +68,7 @@ struct node {
     int64_t last_seen; /* mono ns; the controller's start until it is heard of */
     struct holding *holdings;
     int n_holdings;
+    int switch_id; /* of the scheduler: 0 not looked up, -1 not told, else from 1 */
     bool dirty;
 };
 
@@ -122,6 +124,19 @@ struct job_list {
     struct job *head, *tail;
 };
 
+/* A user as the scheduler sees one. */
+enum { PRIORITIES = 101 };
+struct share {
+    uint32_t uid;
+    double used;     /* device-seconds, decayed to `used_at` (mono) */
+    int64_t used_at;
+    int devices, running; /* held, by so many jobs; as of the last picture */
+    struct job_list queue[PRIORITIES]; /* by id */
+    uint64_t some[2];                  /* queues that are not empty */
+};
+/* The scheduler's last picture, and whom it is of. */
+struct picture;
+
 struct core {
     struct core_ops ops;
     struct core_store store;
@@ -129,11 +144,21 @@ struct core {
     /* configuration, ns */
     int64_t heartbeat_ns, suspect_ns, node_timeout_ns, restart_grace_ns;
     int64_t backoff_min_ns, backoff_max_ns, rendezvous_ns, kill_confirm_ns;
+    int64_t half_life_ns; /* 0: no fair share */
+    bool backfill, preempt;
+    int preempt_gap;
     int64_t up_since; /* mono */
 
     struct job **jobs; /* by id, ascending */
     int n_jobs, cap_jobs;
-    struct job_list active, pending, working;
+    struct job_list active, working;
+    struct share **shares; /* by uid */
+    int n_shares;
+    int n_pending[SCHED_POOLS];
+    struct picture *picture;
+    uint64_t pictures; /* so many were made */
+    char **switches;   /* [id - 1] */
+    int n_switches;
     struct node *nodes;
     struct task *tasks;
     uint64_t next_task;
@@ -145,6 +170,7 @@ struct core {
     int64_t arrivals;
     int64_t due;   /* nothing to run before */
     bool schedule; /* a scheduling pass is due */
+    int64_t schedule_due; /* mono, when one is tried again for which there was no memory; 0: none is */
     bool work;     /* working jobs are to be looked at */
 
     /* the open change: rows are marked dirty, events are in `txn` */
@@ -278,15 +304,41 @@ int64_t tasks_run(struct core *c, int64_t now);
 /* A node that may work on this user's files now, the job's own first, then one that has devices of the pool. */
 struct node *task_node(struct core *c, const struct job *job, uint32_t uid, enum sched_pool pool);
 
-/* ---- core_place.c: from pending to StartAttempt ------------------------------------- */
+/* ---- core_share.c: users and their recent use ---------------------------------------- */
 
-int job_nodes(const struct job *job);
-int job_devices_per_node(const struct job *job);
-enum sched_pool spec_pool(const Boost__JobSpec *resolved);
+struct share *share_of(struct core *c, uint32_t uid); /* made when new; NULL: out of memory */
+void shares_free(struct core *c);
+/* What a closed attempt has used, and an open one until now, by the wall clock: for the boot. */
+void share_add_past(struct core *c, struct job *job);
+/* Decays all to now, with the devices of the last picture as held until then. */
+void shares_advance(struct core *c);
+/* Who has used less goes first; to whole device-seconds, so that equals are equal. */
+double share_key(const struct core *c, const struct share *s);
+
+/* ---- core_queue.c: who waits, in which order, and the scheduling pass ------------------- */
+
+void queue_add(struct core *c, struct job *job);
+void queue_remove(struct core *c, struct job *job);
+/* A job that waits is durable: a pass is due, unless the last one says already that it changes nothing. */
+void queue_settled(struct core *c, struct job *job);
+void picture_free(struct picture *p);
+/* What nodes have told of themselves goes: the next pass looks anew. */
+void picture_forget(struct core *c);
 /* What the scheduler would say now, the jobs ahead of it included. */
 void job_pending_reason(struct core *c, const struct job *job, struct sched_answer *out);
 void spec_pending_reason(struct core *c, const Boost__JobSpec *resolved, uint32_t uid, struct sched_answer *out);
 void schedule_pass(struct core *c);
+
+/* ---- core_place.c: from pending to StartAttempt ------------------------------------- */
+
+int job_nodes(const struct job *job);
+int job_devices_per_node(const struct job *job);
+int spec_nodes(const Boost__JobSpec *resolved);
+int spec_devices(const Boost__JobSpec *resolved);
+enum sched_pool spec_pool(const Boost__JobSpec *resolved);
+/* Devices were chosen (takes over `nodes`): its checkpoint is verified, then the attempt begins. */
+void start_begin(struct core *c, struct job *job, struct node **nodes);
+void start_later(struct core *c, struct job *job, const char *why);
 void start_cancel(struct core *c, struct job *job); /* gives reserved devices back */
 /* Sends StartAttempt, StopAttempt: what state calls for, to every node or to one. */
 void attempt_send(struct core *c, struct job *job, unsigned actions, const char *only_node);

@@ -25,20 +25,14 @@ struct job_link *link_working(struct job *job)
     return &job->working;
 }
 
-/* The scheduler's order: priority, then submit. The other lists have none: new ones come first. */
-static bool before(const struct job *x, const struct job *y)
-{
-    return x->priority != y->priority ? x->priority > y->priority : x->id < y->id;
-}
-
 void list_add(struct job_list *list, struct job *job, struct job_link *(*link)(struct job *))
 {
     struct job_link *l = link(job);
     if (l->in)
         return;
-    /* Most come last in the scheduler's order, so it is looked for from the end. */
+    /* Queues are by id, and most come last; the other lists have no order, new ones come first. */
     struct job *prev = link == link_pending ? list->tail : NULL;
-    while (prev && before(job, prev))
+    while (prev && prev->id > job->id)
         prev = link(prev)->prev;
     struct job *next = prev ? link(prev)->next : list->head;
     *l = (struct job_link){.next = next, .prev = prev, .in = true};
@@ -58,6 +52,9 @@ void list_remove(struct job_list *list, struct job *job, struct job_link *(*link
 
 int core_add_job(struct core *c, struct job *job)
 {
+    job->share = share_of(c, job->uid);
+    if (!job->share)
+        return ERR_NOMEM;
     if (c->n_jobs == c->cap_jobs) {
         int cap = c->cap_jobs ? 2 * c->cap_jobs : 64;
         struct job **jobs = realloc(c->jobs, (size_t)cap * sizeof *jobs);
@@ -75,7 +72,7 @@ int core_add_job(struct core *c, struct job *job)
 void core_forget_job(struct core *c, struct job *job)
 {
     list_remove(&c->active, job, link_active);
-    list_remove(&c->pending, job, link_pending);
+    queue_remove(c, job);
     list_remove(&c->working, job, link_working);
     for (int i = 0; i < c->n_jobs; i++) {
         if (c->jobs[i] == job) {
@@ -141,10 +138,11 @@ void job_pend(struct core *c, struct job *job)
     if (pend == job->pending.in)
         return;
     if (pend)
-        list_add(&c->pending, job, link_pending);
+        queue_add(c, job);
     else
-        list_remove(&c->pending, job, link_pending);
-    c->schedule = true;
+        queue_remove(c, job);
+    /* One that was placed leaves nothing to others; one that is new comes when it is durable: queue_settled(). */
+    c->schedule = c->schedule || (pend ? job->acknowledged : job->state != STATE(STARTING));
 }
 
 static void job_finish(struct core *c, struct job *job)

@@ -1,5 +1,5 @@
-/* From pending to started: the scheduling pass, the check of the checkpoint that the
- * attempt is to start from, the attempt's row, and the messages that start and stop it. */
+/* From chosen to started: the check of the checkpoint that the attempt is to start from,
+ * the attempt's row, and the messages that start and stop it. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,12 +13,12 @@ static int spec_ranks(const Boost__JobSpec *s)
     return p ? p->tp * p->pp * p->dp : 1;
 }
 
-static int spec_nodes(const Boost__JobSpec *s)
+int spec_nodes(const Boost__JobSpec *s)
 {
     return s->resources && s->resources->nodes > 0 ? s->resources->nodes : 1;
 }
 
-static int spec_devices(const Boost__JobSpec *s)
+int spec_devices(const Boost__JobSpec *s)
 {
     if (s->resources && s->resources->has_devices_per_node)
         return s->resources->devices_per_node;
@@ -40,121 +40,7 @@ enum sched_pool spec_pool(const Boost__JobSpec *s)
     return s->resources && s->resources->device == BOOST__DEVICE__VALUE__CUDA ? SCHED_GPU : SCHED_CPU;
 }
 
-/* ---- the scheduler's picture --------------------------------------------------------- */
-
-struct picture {
-    struct sched_node *nodes;
-    struct node **of; /* the same, the core's */
-    int n;
-};
-
-static bool picture_make(struct core *c, const struct job *job, struct picture *p)
-{
-    int n = 0;
-    for (struct node *node = c->nodes; node; node = node->next)
-        n++;
-    p->nodes = calloc((size_t)n + 1, sizeof *p->nodes);
-    p->of = calloc((size_t)n + 1, sizeof(struct node *));
-    p->n = 0;
-    for (struct node *node = c->nodes; p->nodes && p->of && node; node = node->next) {
-        struct sched_node *s = &p->nodes[p->n];
-        *s = (struct sched_node){
-            .name = node->name, .up = node_usable(node), .open = node->admin == ADMIN(NONE), .uid = node->uid};
-        for (enum sched_pool pool = 0; pool < SCHED_POOLS; pool++) {
-            s->slots[pool] = node_slots(node, pool);
-            s->free[pool] = node_free_slots(node, pool);
-            /* Attempt k+1 does not go where attempt k is not confirmed dead. */
-            for (int i = 0; job && i < node->n_holdings; i++)
-                if (node->holdings[i].job == job->id)
-                    s->free[pool] = 0;
-        }
-        p->of[p->n++] = node;
-    }
-    return p->nodes && p->of;
-}
-
-static void picture_free(struct picture *p)
-{
-    free(p->nodes);
-    free(p->of);
-}
-
 static const char out_of_memory[] = "the controller is out of memory";
-
-static void no_memory(struct sched_answer *out)
-{
-    *out = (struct sched_answer){.verdict = SCHED_WAIT, .reason = REASON(NoDevices), .no_memory = true};
-    snprintf(out->text, sizeof out->text, "%s", out_of_memory);
-}
-
-/* Chooses for one job; chosen gets nodes (caller frees), NULL unless placed. */
-static struct node **choose(struct core *c, const struct job *job, const Boost__JobSpec *spec, uint32_t uid,
-                            struct sched_answer *out)
-{
-    struct picture p;
-    struct sched_request request = {
-        .pool = spec_pool(spec), .nodes = spec_nodes(spec), .devices_per_node = spec_devices(spec), .uid = uid};
-    int *index = calloc((size_t)request.nodes, sizeof *index);
-    struct node **chosen = calloc((size_t)request.nodes, sizeof(struct node *));
-    if (!picture_make(c, job, &p) || !index || !chosen) {
-        no_memory(out);
-    } else {
-        sched_place(p.nodes, p.n, &request, index, out);
-        for (int i = 0; out->verdict == SCHED_PLACED && i < request.nodes; i++)
-            chosen[i] = p.of[index[i]];
-    }
-    if (out->verdict != SCHED_PLACED) {
-        free(chosen);
-        chosen = NULL;
-    }
-    picture_free(&p);
-    free(index);
-    return chosen;
-}
-
-/* Anyone before it in the order who waits for devices of the same pool that others hold? job NULL: of a job to come. */
-static const struct job *blocker(struct core *c, const struct job *job, enum sched_pool pool, int priority,
-                                 struct sched_answer *why)
-{
-    for (const struct job *ahead = c->pending.head; ahead && ahead != job; ahead = ahead->pending.next) {
-        if (!job && ahead->priority < priority)
-            break;
-        if (ahead->starting || spec_pool(ahead->resolved) != pool)
-            continue;
-        free(choose(c, ahead, ahead->resolved, ahead->uid, why));
-        if (why->verdict == SCHED_WAIT)
-            return ahead;
-    }
-    return NULL;
-}
-
-void spec_pending_reason(struct core *c, const Boost__JobSpec *resolved, uint32_t uid, struct sched_answer *out)
-{
-    struct sched_answer ahead;
-    free(choose(c, NULL, resolved, uid, out));
-    const struct job *head =
-        out->verdict == SCHED_PLACED ? blocker(c, NULL, spec_pool(resolved), resolved->priority, &ahead) : NULL;
-    if (!head)
-        return;
-    *out = (struct sched_answer){.verdict = SCHED_WAIT, .reason = ahead.reason};
-    snprintf(out->text, sizeof out->text, "behind job %" PRId64 ", which %s", head->id, ahead.text);
-}
-
-void job_pending_reason(struct core *c, const struct job *job, struct sched_answer *out)
-{
-    struct sched_answer ahead;
-    free(choose(c, job, job->resolved, job->uid, out));
-    if (out->verdict == SCHED_PLACED && job->start_retry_due) {
-        *out = (struct sched_answer){.verdict = SCHED_WAIT, .reason = REASON(Backoff)};
-        snprintf(out->text, sizeof out->text, "%.200s", job->start_trouble ? job->start_trouble : "tried again soon");
-        return;
-    }
-    const struct job *head = out->verdict == SCHED_PLACED ? blocker(c, job, spec_pool(job->resolved), 0, &ahead) : NULL;
-    if (!head)
-        return;
-    *out = (struct sched_answer){.verdict = SCHED_WAIT, .reason = ahead.reason};
-    snprintf(out->text, sizeof out->text, "behind job %" PRId64 ", which %s", head->id, ahead.text);
-}
 
 /* ---- starting ------------------------------------------------------------------------- */
 
@@ -174,7 +60,7 @@ void start_cancel(struct core *c, struct job *job)
     c->schedule = true;
 }
 
-static void start_later(struct core *c, struct job *job, const char *why)
+void start_later(struct core *c, struct job *job, const char *why)
 {
     text_set(&job->start_trouble, why);
     start_cancel(c, job);
@@ -334,7 +220,7 @@ static void start_next(struct core *c, struct job *job)
         progress_changed(c, job);
 }
 
-static void start_begin(struct core *c, struct job *job, struct node **nodes)
+void start_begin(struct core *c, struct job *job, struct node **nodes)
 {
     struct core_start *s = calloc(1, sizeof *s);
     bool held = s != NULL;
@@ -360,42 +246,6 @@ static void start_begin(struct core *c, struct job *job, struct node **nodes)
     }
     s->candidate = checkpoints_newest(job, NULL);
     start_next(c, job);
-}
-
-static bool any_open(struct core *c)
-{
-    for (const struct node *n = c->nodes; n; n = n->next)
-        if (node_usable(n) && n->admin == ADMIN(NONE))
-            return true;
-    return false;
-}
-
-void schedule_pass(struct core *c)
-{
-    int64_t now = now_mono(c);
-    bool taken[SCHED_POOLS] = {false}; /* by one who waits, and was here first */
-    if (!any_open(c))
-        return; /* however many wait */
-    for (struct job *job = c->pending.head, *next; job; job = next) {
-        struct sched_answer answer;
-        next = job->pending.next;
-        enum sched_pool pool = spec_pool(job->resolved);
-        if (job->starting || taken[pool])
-            continue;
-        if (job->unsettled)
-            break; /* asks again when it is durable */
-        if (job->start_retry_due > now) {
-            due_at(c, job->start_retry_due);
-            continue;
-        }
-        struct node **nodes = choose(c, job, job->resolved, job->uid, &answer);
-        if (nodes)
-            start_begin(c, job, nodes);
-        else if (answer.no_memory)
-            start_later(c, job, out_of_memory);
-        else if (answer.verdict == SCHED_WAIT)
-            taken[pool] = true;
-    }
 }
 
 /* ---- messages ---------------------------------------------------------------------------- */

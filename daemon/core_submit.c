@@ -251,6 +251,8 @@ int core_dry_run(struct core *c, const Boost__JobSpec *spec, const struct core_u
         boost__job_spec__free_unpacked(*resolved, NULL);
         *resolved = NULL;
     }
+    if (!rc && !*resolved)
+        rc = error_set(err, ERR_INTERNAL, "the job was not resolved");
     if (rc)
         return rc;
     struct sched_answer answer;

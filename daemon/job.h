@@ -210,11 +210,15 @@ struct job {
     struct core_start *starting; /* devices reserved, checkpoint being verified */
     int64_t start_retry_due;
     char *start_trouble; /* why the last start could not be prepared; NULL = nothing */
-    /* Lists of the core: not ended; waiting for the scheduler, in its order; with checkpoint files to work on. */
+    /* Lists of the core: not ended; waiting for the scheduler, by priority and id; with checkpoint files to work on. */
     struct job_link {
         struct job *next, *prev;
         bool in;
     } active, pending, working;
+    struct share *share; /* of its user; the core's, for as long as it lives */
+    int queued_priority; /* that it stands in the queue with */
+    uint64_t picture;    /* the scheduler's picture in which `runner` is its index */
+    int runner;
 };
 
 /* The newest attempt while it is not closed, else NULL. */

@@ -202,8 +202,8 @@ const uint64_t *request_mask(struct sched *s, const struct sched_request *r, con
     for (int p = 0; p < SCHED_POOLS; p++) {
         const struct head *h = &s->heads[p];
         bool own = p == (int)r->pool;
-        bool whole = r->exclusive || h->request.exclusive ||
-                     (!own && r->mib_per_rank > 0 && h->request.mib_per_rank > 0);
+        bool whole =
+            r->exclusive || h->request.exclusive || (!own && r->mib_per_rank > 0 && h->request.mib_per_rank > 0);
         if (!request_late(s, r, (enum sched_pool)p) || !(whole || (own && h->when == SCHED_ENDLESS)))
             continue;
         for (int w = 0; w < s->words; w++)
@@ -261,42 +261,44 @@ bool possible(struct sched *s, const struct sched_request *r, struct shape *shap
     return shape->possible;
 }
 
+/* Whether it would fit were no head promised anything. */
+static enum sched_verdict without_heads(struct sched *s, const struct sched_request *r, struct shape *shape)
+{
+    struct sched_request alone = *r;
+    alone.runs_ns = 0;
+    const uint64_t *mask = request_mask(s, &alone, shape->filter);
+    if (choose(s, r, &s->free[r->pool], mask, s->free_mib, r->exclusive ? s->idle : NULL, NULL))
+        return SCHED_BEHIND;
+    shape->fails = shape->fails || !r->n_avoid;
+    return SCHED_WAIT;
+}
+
 /* The verdict; chosen NULL: nothing is chosen. */
 static enum sched_verdict judge(struct sched *s, const struct sched_request *r, struct shape *shape, int *chosen)
 {
-    bool memo = !r->n_avoid;
-    const uint64_t *idle = r->exclusive ? s->idle : NULL;
+    bool memo = !r->n_avoid, late = request_late(s, r, r->pool);
+    const struct head *h = &s->heads[r->pool];
     if (!possible(s, r, shape))
         return SCHED_NEVER;
     if (memo && shape->fails)
         return SCHED_WAIT;
-    bool late = request_late(s, r, r->pool);
-    const struct head *h = &s->heads[r->pool];
     if (memo && late && shape->fails_late)
-        return SCHED_BEHIND;
+        return without_heads(s, r, shape);
     const uint64_t *mask = request_mask(s, r, shape->filter);
     bool masked = mask != shape->filter->bits, other = late && h->when != SCHED_ENDLESS;
-    bool fits = choose(s, r, other ? &h->late : &s->free[r->pool], mask, other ? h->spare_mib : s->free_mib, idle, chosen);
+    bool fits = choose(s, r, other ? &h->late : &s->free[r->pool], mask, other ? h->spare_mib : s->free_mib,
+                       r->exclusive ? s->idle : NULL, chosen);
     /* Both memories count: what is free now, and what the head leaves. */
-    if (fits && other && chosen)
-        for (int k = 0; k < r->nodes && fits; k++)
-            fits = !s->counts_memory || request_mib(&s->nodes[chosen[k]], r) <= s->free_mib[chosen[k]];
+    for (int k = 0; fits && other && chosen && k < r->nodes; k++)
+        fits = !s->counts_memory || request_mib(&s->nodes[chosen[k]], r) <= s->free_mib[chosen[k]];
     if (fits)
         return SCHED_PLACED;
+    shape->fails_late = shape->fails_late || (memo && late);
     if (!masked && !other) {
-        shape->fails = true;
+        shape->fails = shape->fails || memo;
         return SCHED_WAIT;
     }
-    if (memo && late)
-        shape->fails_late = true;
-    /* Without the heads? */
-    struct sched_request alone = *r;
-    alone.runs_ns = 0;
-    mask = request_mask(s, &alone, shape->filter);
-    if (choose(s, r, &s->free[r->pool], mask, s->free_mib, idle, NULL))
-        return SCHED_BEHIND;
-    shape->fails = shape->fails || memo;
-    return SCHED_WAIT;
+    return without_heads(s, r, shape);
 }
 
 enum sched_verdict sched_judge(struct sched *s, const struct sched_request *r, struct shape *shape)

@@ -25,10 +25,6 @@ enum sched_pool { SCHED_CPU, SCHED_GPU, SCHED_POOLS };
 
 #define SCHED_ENDLESS INT64_MAX
 
-struct sched_label {
-    const char *key, *value;
-};
-
 struct sched_node {
     const char *name;
     int slots[SCHED_POOLS]; /* devices that work */
@@ -39,10 +35,10 @@ struct sched_node {
     bool open;              /* admin state takes new work */
     bool used;              /* some job has something of it: not for one that wants it whole */
     uint32_t uid;           /* of its agent: 0 takes everyone's jobs, else only its own */
-    const struct sched_label *labels;
-    int n_labels;
-    int group;              /* nodes with the same number >= 0 hang on one switch; -1: not told */
-    const int *islands;     /* free GPUs of each NVLink group; NULL: all are joined, or nothing is known */
+    Boost__KeyValue *const *labels;
+    size_t n_labels;
+    int group;          /* nodes with the same number >= 0 hang on one switch; -1: not told */
+    const int *islands; /* free GPUs of each NVLink group; NULL: all are joined, or nothing is known */
     int n_islands;
 };
 
@@ -50,10 +46,10 @@ struct sched_node {
 struct sched_runner {
     int64_t id; /* of the job, for the caller */
     int priority;
-    int64_t since;   /* ns of the caller's clock: who came last goes first */
-    int64_t ends;    /* at the latest, SCHED_ENDLESS: not known */
-    bool leaving;    /* its devices come free without anybody being asked */
-    bool firm;       /* is never preempted */
+    int64_t since; /* ns of the caller's clock: who came last goes first */
+    int64_t ends;  /* at the latest, SCHED_ENDLESS: not known */
+    bool leaving;  /* its devices come free without anybody being asked */
+    bool firm;     /* is never preempted */
 };
 /* What it has on one node. */
 struct sched_held {
@@ -74,8 +70,8 @@ struct sched_request {
     bool exclusive;       /* nobody else on its nodes */
     uint32_t uid;
     const char *constraint, *nodelist, *exclude; /* checked; "" or NULL: none */
-    int64_t runs_ns;      /* at most; SCHED_ENDLESS: no limit */
-    const int *avoid;     /* nodes where an earlier attempt is not confirmed dead */
+    int64_t runs_ns;                             /* at most; SCHED_ENDLESS: no limit */
+    const int *avoid;                            /* nodes where an earlier attempt is not confirmed dead */
     int n_avoid;
 };
 

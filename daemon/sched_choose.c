@@ -125,9 +125,11 @@ bool choose(struct sched *s, const struct sched_request *r, const struct view *v
 static const char *value_of(const void *arg, const char *key, size_t len)
 {
     const struct sched_node *n = arg;
-    for (int i = 0; i < n->n_labels; i++)
-        if (strlen(n->labels[i].key) == len && memcmp(n->labels[i].key, key, len) == 0)
-            return n->labels[i].value;
+    for (size_t i = 0; i < n->n_labels; i++) {
+        const Boost__KeyValue *kv = n->labels[i];
+        if (kv->key && strlen(kv->key) == len && memcmp(kv->key, key, len) == 0)
+            return kv->value ? kv->value : "";
+    }
     return NULL;
 }
 

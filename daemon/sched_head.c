@@ -208,8 +208,8 @@ struct stage { /* the parts by runner, so that one runner's are together */
     int n;
 };
 
-static void give_all(struct sched *s, const struct sched_request *r, struct later *l, const struct stage *st, int runner,
-                     bool back)
+static void give_all(struct sched *s, const struct sched_request *r, struct later *l, const struct stage *st,
+                     int runner, bool back)
 {
     int lo = 0, hi = st->n;
     while (lo < hi) {

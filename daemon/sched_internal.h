@@ -34,7 +34,7 @@ struct shape {
     int nodes, devices, tp;
     int64_t mib;
     bool exclusive;
-    bool never, possible; /* known: not even on empty nodes; it would be there */
+    bool never, possible;   /* known: not even on empty nodes; it would be there */
     bool fails, fails_late; /* in the view of now; in the view of what the head leaves */
     bool explained;
     struct sched_answer answer;
@@ -53,11 +53,11 @@ struct head {
     bool set;
     struct sched_request request;
     const struct filter *filter;
-    int64_t when;        /* SCHED_ENDLESS: not known */
-    uint64_t *reserved;  /* its nodes: those promised, or all that it could use when no time is known */
-    int *spare;          /* [n] devices left at `when` beside the head */
+    int64_t when;       /* SCHED_ENDLESS: not known */
+    uint64_t *reserved; /* its nodes: those promised, or all that it could use when no time is known */
+    int *spare;         /* [n] devices left at `when` beside the head */
     int64_t *spare_mib;
-    struct view late;    /* min(free now, spare) */
+    struct view late; /* min(free now, spare) */
 };
 
 struct sched {
@@ -71,8 +71,8 @@ struct sched {
     struct view slots[SCHED_POOLS], free[SCHED_POOLS];
     int64_t *free_mib, *all_mib;
     uint64_t *idle;
-    bool counts_memory; /* somebody has reserved some */
-    bool everyone;      /* no node is of one user only */
+    bool counts_memory;             /* somebody has reserved some */
+    bool everyone;                  /* no node is of one user only */
     struct filter *filters, *plain; /* plain: the one without lists and labels, of everyone */
     struct shape *shapes[1024];
     struct head heads[SCHED_POOLS];
@@ -117,10 +117,10 @@ enum sched_verdict sched_judge(struct sched *s, const struct sched_request *r, s
 void take(struct sched *s, const struct sched_request *r, const int *chosen);
 /* The free devices and memory of nodes from which parts are given back: what a head, or who preempts, will find. */
 struct later {
-    int *free;     /* [n] of the request's pool */
-    int64_t *mib;  /* [n] */
-    int *parts;    /* [n] of any pool that are still there */
-    int fits;      /* nodes of the filter that fit the request */
+    int *free;    /* [n] of the request's pool */
+    int64_t *mib; /* [n] */
+    int *parts;   /* [n] of any pool that are still there */
+    int fits;     /* nodes of the filter that fit the request */
     const uint64_t *bits;
 };
 bool later_init(struct sched *s, const struct sched_request *r, const uint64_t *bits, struct later *l);

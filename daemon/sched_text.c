@@ -55,7 +55,7 @@ static struct supply count(const struct sched *s, const struct sched_request *r,
             x.best_free = free;
             x.best_slots = slots;
         }
-        bool enough = !(s->counts_memory && n->memory_mib > 0) || request_mib(n, r) <= s->free_mib[i];
+        bool enough = !((s->counts_memory || memory) && n->memory_mib > 0) || request_mib(n, r) <= s->free_mib[i];
         x.free_mib = free >= r->devices_per_node && s->free_mib[i] > x.free_mib ? s->free_mib[i] : x.free_mib;
         x.fit += free >= r->devices_per_node && enough;
         x.idle += bit_get(s->idle, i);
@@ -85,8 +85,8 @@ static void say_never(const struct sched_request *r, const struct filter *f, con
     } else if (x->open == 0) {
         snprintf(out->text, cap, "no node takes new work: %d up, all cordoned or draining", x->up);
     } else if (x->ours == 0) {
-        snprintf(out->text, cap, "node %s takes only jobs of uid %u (its agent does not run as root)",
-                 x->foreign->name, x->foreign->uid);
+        snprintf(out->text, cap, "node %s takes only jobs of uid %u (its agent does not run as root)", x->foreign->name,
+                 x->foreign->uid);
     } else if (x->meant < n) {
         snprintf(out->text, cap, "needs %d node%s%s, %d up", n, plural(n), who, x->meant);
     } else if (x->big < n) {
@@ -107,8 +107,8 @@ static void say_never(const struct sched_request *r, const struct filter *f, con
     }
 }
 
-static void say_wait(const struct sched *s, const struct sched_request *r, const struct filter *f,
-                     const struct supply *x, struct sched_answer *out)
+static void say_wait(const struct sched_request *r, const struct filter *f, const struct supply *x,
+                     struct sched_answer *out)
 {
     char who[224];
     int d = r->devices_per_node, n = r->nodes;
@@ -118,7 +118,7 @@ static void say_wait(const struct sched *s, const struct sched_request *r, const
     out->reason = BOOST__REASON__VALUE__NoDevices;
     if (r->exclusive)
         snprintf(out->text, cap, "needs %d whole node%s%s, %d of %d empty", n, plural(n), who, x->idle, x->roomy);
-    else if (n == 1 && x->best_free >= d && s->counts_memory)
+    else if (n == 1 && x->best_free >= d)
         snprintf(out->text, cap, "needs %" PRId64 " MiB of memory on a node%s, %" PRId64 " free",
                  r->mib_per_rank > 0 ? r->mib_per_rank * d : x->most_mib * d / (x->best_slots ? x->best_slots : 1), who,
                  x->free_mib);
@@ -137,7 +137,7 @@ static void say_behind(struct sched *s, const struct sched_request *r, struct sc
     if (!h->set) /* it wants whole nodes, and the other pool's head some of them */
         h = &s->heads[r->pool == SCHED_CPU ? SCHED_GPU : SCHED_CPU];
     struct supply x = count(s, &h->request, h->filter);
-    say_wait(s, &h->request, h->filter, &x, &ahead);
+    say_wait(&h->request, h->filter, &x, &ahead);
     *out = (struct sched_answer){.verdict = SCHED_BEHIND, .reason = ahead.reason};
     snprintf(out->text, sizeof out->text, "waits for priority: job %" PRId64 " is ahead and %.180s", h->request.id,
              ahead.text);
@@ -165,7 +165,7 @@ void sched_explain(struct sched *s, const struct sched_request *r, struct sched_
         if (v == SCHED_NEVER)
             say_never(r, shape->filter, &x, out);
         else
-            say_wait(s, r, shape->filter, &x, out);
+            say_wait(r, shape->filter, &x, out);
         shape->answer = *out;
         shape->explained = !r->n_avoid;
     }

@@ -139,8 +139,8 @@ bool constraint_holds(const struct constraint *c, const char *(*value_of)(const 
             break;
         default:
             value = value_of(arg, s->key, s->key_len);
-            stack[top++] = value && (s->op == 'k' || (strlen(value) == s->value_len &&
-                                                      memcmp(value, s->value, s->value_len) == 0));
+            stack[top++] = value && (s->op == 'k' ||
+                                     (strlen(value) == s->value_len && memcmp(value, s->value, s->value_len) == 0));
         }
     }
     return top == 0 || stack[0];

@@ -7,6 +7,8 @@
 #include <string.h>
 
 #include "proto/base/number.h"
+#include "proto/constraint.h"
+#include "proto/nodelist.h"
 #include "proto/reflect.h"
 
 /* ---- faults, collected ---- */
@@ -135,7 +137,7 @@ static const struct row rows[] = {
      "nodes * devices_per_node = tp * pp * dp; leave it out to have it derived"},
     {"resources.spares", 0, 0, 1 << 16, "spare nodes kept ready, 0 for none"},
     {"resources.threads_per_rank", 0, 0, 1024, "CPU threads a rank, 0 to share the cores evenly"},
-    {"resources.memory_mib", 0, 0, INFINITY, "MiB a rank, 0 to take it from the plan"},
+    {"resources.memory_mib", 0, 0, 1e9, "MiB of the host a rank, 0 for its share of the node"},
 
     {"restart.max_restarts", 0, 0, INFINITY, "restarts for failures of the application, 0 for none"},
     {"restart.no_progress_limit", 0, 1, INFINITY,
@@ -344,6 +346,25 @@ static void check_names(struct faults *all, const Boost__JobSpec *spec)
     }
 }
 
+static void add_fault(struct faults *all, const char *field, const struct error *err)
+{
+    fault(all, err->hint, "%s: %s", field, err->message);
+}
+
+static void check_placement(struct faults *all, const Boost__Resources *r)
+{
+    struct constraint c;
+    struct error err;
+    if (!r)
+        return;
+    if (r->constraint && constraint_compile(r->constraint, &c, &err))
+        add_fault(all, "resources.constraint", &err);
+    if (r->nodelist && nodelist_check(r->nodelist, &err))
+        add_fault(all, "resources.nodelist", &err);
+    if (r->exclude && nodelist_check(r->exclude, &err))
+        add_fault(all, "resources.exclude", &err);
+}
+
 static void check_pairs(struct faults *all, const char *what, Boost__KeyValue *const *pairs, size_t n)
 {
     char shown[96];
@@ -517,6 +538,7 @@ int validate_job_spec(const Boost__JobSpec *spec, struct error *err)
         check_row(&all, &rows[i], rows[i].path, spec->base.descriptor, &spec->base, "");
     check_values(&all, &spec->base, "");
     check_names(&all, spec);
+    check_placement(&all, spec->resources);
     check_pairs(&all, "label", spec->label, spec->n_label);
     check_pairs(&all, "env", spec->env, spec->n_env);
     check_env(&all, spec);

@@ -63,7 +63,8 @@ def test_values_out_of_range_and_shapes_that_do_not_fit(c):
     submit_is_refused(c, INVALID, ["model.rank = -8", "1 to 1048576"], good.replace("rank: 8", "rank: -8"))
     submit_is_refused(c, INVALID, ["model.heads = 4", "not divisible by parallel.tp = 3", "1, 2, 4"],
                       good.replace("tp: 1", "tp: 3"))
-    submit_is_refused(c, INVALID, ["resources.nodes = 2", "not built"], good, "--set", "resources.nodes=2", "--set", "parallel.tp=2")
+    submit_is_refused(c, INVALID, ["devices_per_node = 2 * 1 is not parallel.tp"], good, "--set", "resources.nodes=2", "--set", "resources.devices_per_node=1")
+    submit_is_refused(c, INVALID, ["'gpu=' is not a constraint", "no value"], good, "--set", "resources.constraint=gpu=")
     submit_is_refused(c, INVALID, ["run.steps", "is required"], good.replace("steps: 20", ""))
     submit_is_refused(c, INVALID, ["run.precision = FP32", "CUDA trains in BF16"], good, "--set", "resources.device=CUDA",
                       "--set", "run.precision=FP32")

@@ -129,7 +129,8 @@ static int resolve_memory(Boost__JobSpec *s, const struct plan_machine *machine,
     Boost__Parallel *par = s->parallel;
     bool given = par->has_micro_batch, automatic = par->recompute == BOOST__RECOMPUTE__VALUE__AUTO;
     bool full_rank = s->model->factorization == BOOST__FACTORIZATION__VALUE__FULL_RANK;
-    int64_t need = 0, limit = on_cuda(s) ? machine->cuda_bytes : machine->memory_bytes;
+    int64_t reserved = s->resources->memory_mib << 20;
+    int64_t need = 0, limit = on_cuda(s) ? machine->cuda_bytes : reserved ? reserved : machine->memory_bytes;
     for (size_t i = 0; i < sizeof cheapest_first / sizeof cheapest_first[0]; i++) {
         if (automatic ? full_rank && cheapest_first[i] == BOOST__RECOMPUTE__VALUE__LOW_RANK
                       : cheapest_first[i] != par->recompute)
@@ -139,7 +140,8 @@ static int resolve_memory(Boost__JobSpec *s, const struct plan_machine *machine,
             return ERR_OK;
     }
     error_set(err, ERR_INVALID, "a rank needs %lld MiB at parallel.micro_batch = %d, and the %s gives it %lld MiB",
-              (long long)(need >> 20), par->micro_batch, on_cuda(s) ? "smallest GPU" : "machine",
+              (long long)(need >> 20), par->micro_batch,
+              on_cuda(s) ? "smallest GPU" : reserved ? "job (resources.memory_mib)" : "machine",
               (long long)(limit >> 20));
     return error_hint(err, "lower %sdata.seq_len or the model's size, raise parallel.tp%s",
                       par->micro_batch > 1 ? "parallel.micro_batch, " : "",

@@ -112,7 +112,7 @@ static void pools_do_not_wait_for_each_other(void **state)
     int64_t waits = submit_on(w, CPU, 1), large = submit_on(w, CUDA, 4), small = submit_on(w, CUDA, 2);
     assert_says(info_of(w, waits, &mem), "needs 1 device, 0 of 2 free");
     assert_says(info_of(w, large, &mem), "needs 4 GPUs, 2 of 4 free");
-    assert_says(info_of(w, small, &mem), "behind job");
+    assert_says(info_of(w, small, &mem), "waits for priority: job");
     Boost__NodeInfo *n = node_info(w, "n1", &mem);
     assert_true(n->devices == 4 && n->devices_busy == 2 && n->cpu_slots == 2 && n->cpu_slots_busy == 2);
     Boost__Totals *t = core_totals(w->core, &mem);

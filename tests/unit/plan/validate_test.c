@@ -206,16 +206,16 @@ static void every_mend_is_told(void **state)
     struct job j;
     struct error err = {0};
     job_open(&j);
-    Boost__Resources r = BOOST__RESOURCES__INIT;
-    r.has_nodes = r.has_spares = r.has_exclusive = 1;
-    r.nodes = 2;
-    r.spares = 1;
-    r.exclusive = 1;
-    j.spec->resources = &r;
+    j.spec->parallel->has_auto_ = 1;
+    j.spec->parallel->auto_ = 1;
+    j.spec->data->has_cache_max_mib = 1;
+    j.spec->data->cache_max_mib = 9;
+    j.spec->run->tensorboard_dir = "/tb";
     assert_int_equal(plan_validate(j.spec, &err), ERR_UNSUPPORTED);
-    assert_string_equal(err.hint, "set resources.nodes: 1; set resources.spares: 0; set resources.exclusive: false");
+    assert_string_equal(err.hint,
+                        "set parallel.auto: false; set data.cache_max_mib: 0; leave run.tensorboard_dir out");
     /* "; and N more" stands for those whose mend is not among the ones that the hint shows. */
-    enum { FILES = 4, FIELDS = 11 + FILES };
+    enum { FILES = 4, FIELDS = 9 + FILES };
     Boost__TokenFile files[FILES], *list[FILES];
     for (int i = 0; i < FILES; i++) {
         files[i] = *j.spec->data->train[0];
@@ -224,15 +224,17 @@ static void every_mend_is_told(void **state)
     }
     j.spec->data->train = list;
     j.spec->data->n_train = FILES;
-    r.nodelist = r.exclude = "n1";
-    r.constraint = "a-feature";
-    r.has_memory_mib = 1;
-    r.memory_mib = 7;
-    j.spec->run->tensorboard_dir = "/tb";
     j.spec->checkpoint->mirror = "s3://bucket/prefix";
+    j.spec->checkpoint->has_interval = 1;
+    j.spec->checkpoint->interval = BOOST__INTERVAL__VALUE__AUTO;
+    j.spec->checkpoint->every_steps = 0;
+    j.spec->checkpoint->has_every_steps = 0;
     j.spec->data->cache_dir = "/cache";
-    j.spec->data->has_cache_max_mib = 1;
-    j.spec->data->cache_max_mib = 9;
+    Boost__Notify notify = BOOST__NOTIFY__INIT;
+    notify.url = "https://x";
+    notify.events = "failed";
+    notify.secret_file = "/secret";
+    j.spec->notify = &notify;
     assert_int_equal(plan_validate(j.spec, &err), ERR_UNSUPPORTED);
     int shown = 0, more = 0;
     for (const char *at = err.hint; at; at = strstr(at, "; ") ? strstr(at, "; ") + 2 : NULL) {

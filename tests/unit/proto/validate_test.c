@@ -168,7 +168,7 @@ static void test_ranges(void **state)
         {"resources.devices_per_node", "1", "65536", "0", "65537", "1 to 65536"},
         {"resources.spares", "0", "65536", "-1", "65537", "0 to 65536"},
         {"resources.threads_per_rank", "0", "1024", "-1", "1025", "0 to 1024"},
-        {"resources.memory_mib", "0", "1000000", "-1", NULL, "0 or more"},
+        {"resources.memory_mib", "0", "1000000000", "-1", "1000000001", "0 to 1000000000"},
         {"restart.max_restarts", "0", "2147483647", "-1", NULL, "0 or more"},
         {"restart.no_progress_limit", "1", "2147483647", "0", NULL, "1 or more"},
     };
@@ -255,6 +255,14 @@ static void test_between_fields(void **state)
            "checkpoint.init_from.weights_only needs checkpoint.init_from.path");
     accept("checkpoint.init_from.weights_only=true|checkpoint.init_from.path=job:17@8000");
     refuse("resources.min_nodes=2", "resources.min_nodes = 2 is over resources.nodes = 1");
+    accept("resources.constraint=gpu=h200&!rack=r3");
+    refuse("resources.constraint=gpu=&x", "resources.constraint: 'gpu=&x' is not a constraint: no value at character 5");
+    refuse("resources.constraint=(gpu",
+           "resources.constraint: '(gpu' is not a constraint: a parenthesis that does not close at character 5");
+    accept("resources.nodelist=gpu[01-04,07],n1|resources.exclude=gpu03");
+    refuse("resources.nodelist=gpu[4-1]",
+           "resources.nodelist: 'gpu[4-1]' is not a list of nodes: a range that goes down at character 5");
+    refuse("resources.exclude=a,,b", "resources.exclude: 'a,,b' is not a list of nodes: no name at character 3");
     refuse("notify.events=failed", "notify.events needs notify.url");
     accept("notify.url=https://x|notify.events=failed,recovered,completed");
     refuse("notify.url=https://x|notify.events=failed,flown",

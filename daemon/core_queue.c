@@ -1,0 +1,560 @@
+/* Who waits, in which order they are looked at, and the scheduling pass: the scheduler's picture of the nodes is made
+ * anew, the jobs go through it in order, and those that are placed begin. The picture stays until the next pass, for
+ * the question why a job waits. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/core_internal.h"
+
+struct avoided {
+    int64_t job;
+    int node;
+};
+
+struct picture {
+    struct sched *sched;
+    struct sched_node *nodes;
+    struct node **of; /* the same, the core's */
+    int n;
+    struct sched_runner *runners;
+    struct job **running; /* the same */
+    int n_runners, cap_runners;
+    struct sched_held *held;
+    int n_held, cap_held;
+    struct avoided *avoided; /* what jobs that wait have not let go yet */
+    int n_avoided, cap_avoided;
+    int *islands;
+    int n_islands, cap_islands;
+    int *scratch; /* [n]: nodes of one request */
+};
+
+static const char out_of_memory[] = "the controller is out of memory";
+
+/* ---- the queue --------------------------------------------------------------------------- */
+
+void queue_add(struct core *c, struct job *job)
+{
+    if (job->pending.in)
+        return;
+    int p = job->priority < 0 ? 0 : job->priority >= PRIORITIES ? PRIORITIES - 1 : job->priority;
+    job->queued_priority = p;
+    list_add(&job->share->queue[p], job, link_pending);
+    job->share->some[p / 64] |= UINT64_C(1) << (p % 64);
+    c->n_pending[spec_pool(job->resolved)]++;
+}
+
+void queue_remove(struct core *c, struct job *job)
+{
+    if (!job->pending.in)
+        return;
+    int p = job->queued_priority;
+    list_remove(&job->share->queue[p], job, link_pending);
+    if (!job->share->queue[p].head)
+        job->share->some[p / 64] &= ~(UINT64_C(1) << (p % 64));
+    c->n_pending[spec_pool(job->resolved)]--;
+}
+
+/* The first job of the user in a queue below `priority`, or NULL. */
+static struct job *first_below(const struct share *s, int priority)
+{
+    for (int w = 1; w >= 0; w--) {
+        int upto = priority - w * 64;
+        uint64_t bits = upto <= 0 ? 0 : upto < 64 ? s->some[w] & ((UINT64_C(1) << upto) - 1) : s->some[w];
+        if (bits)
+            return s->queue[w * 64 + 63 - __builtin_clzll(bits)].head;
+    }
+    return NULL;
+}
+
+/* Users by their next job: a heap. What is given to one counts at once, a second of it, so that equals take turns. */
+struct turn {
+    struct share *share;
+    struct job *job;
+    double key;
+};
+struct turns {
+    struct turn *heap;
+    int n;
+};
+
+/* Priority, then who has used less, then who came first. */
+static bool goes_before(const struct turn *x, const struct turn *y)
+{
+    if (x->job->queued_priority != y->job->queued_priority)
+        return x->job->queued_priority > y->job->queued_priority;
+    if (x->key < y->key || x->key > y->key)
+        return x->key < y->key;
+    return x->job->id < y->job->id;
+}
+
+static void sift_down(struct turns *t, int i)
+{
+    for (;;) {
+        int least = i;
+        for (int k = 2 * i + 1; k <= 2 * i + 2 && k < t->n; k++)
+            if (goes_before(&t->heap[k], &t->heap[least]))
+                least = k;
+        if (least == i)
+            return;
+        struct turn other = t->heap[i];
+        t->heap[i] = t->heap[least];
+        t->heap[least] = other;
+        i = least;
+    }
+}
+
+static bool turns_init(struct core *c, struct turns *t)
+{
+    *t = (struct turns){.heap = malloc((size_t)(c->n_shares + 1) * sizeof *t->heap)};
+    for (int i = 0; t->heap && i < c->n_shares; i++) {
+        struct job *job = first_below(c->shares[i], PRIORITIES);
+        if (job)
+            t->heap[t->n++] = (struct turn){c->shares[i], job, share_key(c, c->shares[i])};
+    }
+    for (int i = t->n / 2; i >= 0; i--)
+        sift_down(t, i);
+    return t->heap != NULL;
+}
+
+/* The job whose turn it is, NULL when all had theirs. The turn stays its user's until turns_next(). */
+static struct job *turns_job(const struct turns *t)
+{
+    return t->n ? t->heap[0].job : NULL;
+}
+
+/* `after`: the one that follows in its queue, looked up before the job could leave it. */
+static void turns_next(const struct core *c, struct turns *t, int priority, struct job *after, int given)
+{
+    struct turn *top = &t->heap[0];
+    top->job = after ? after : first_below(top->share, priority);
+    top->key += c->half_life_ns ? given : 0;
+    if (!top->job)
+        *top = t->heap[--t->n];
+    sift_down(t, 0);
+}
+
+/* ---- the picture --------------------------------------------------------------------------- */
+
+void picture_free(struct picture *p)
+{
+    if (!p)
+        return;
+    sched_free(p->sched);
+    free(p->nodes);
+    free(p->of);
+    free(p->runners);
+    free(p->running);
+    free(p->held);
+    free(p->avoided);
+    free(p->islands);
+    free(p->scratch);
+    free(p);
+}
+
+void picture_forget(struct core *c)
+{
+    picture_free(c->picture);
+    c->picture = NULL;
+}
+
+/* Room for one more of *list; false: out of memory. */
+static bool room(void **list, int n, int *cap, size_t size)
+{
+    if (n < *cap)
+        return true;
+    int more = *cap ? 2 * *cap : 64;
+    void *grown = realloc(*list, (size_t)more * size);
+    if (!grown)
+        return false;
+    *list = grown;
+    *cap = more;
+    return true;
+}
+
+static int switch_of(struct core *c, struct node *n)
+{
+    const char *name = node_switch(n);
+    if (n->switch_id)
+        return n->switch_id > 0 ? n->switch_id - 1 : -1;
+    n->switch_id = -1;
+    if (!*name)
+        return -1;
+    for (int i = 0; i < c->n_switches; i++)
+        if (strcmp(c->switches[i], name) == 0) {
+            n->switch_id = i + 1;
+            return i;
+        }
+    char **list = realloc(c->switches, (size_t)(c->n_switches + 1) * sizeof *list);
+    char *copy = list ? strdup(name) : NULL;
+    if (list)
+        c->switches = list;
+    if (!copy)
+        return -1;
+    list[c->n_switches++] = copy;
+    n->switch_id = c->n_switches;
+    return c->n_switches - 1;
+}
+
+static int64_t left_ns(struct core *c, const struct job *job)
+{
+    int64_t limit = job->resolved->time_limit_s;
+    if (limit <= 0)
+        return SCHED_ENDLESS;
+    double left = (double)limit - job_elapsed_s(c, job);
+    return left > 0 ? (int64_t)(left * (double)NS_PER_S) : 0;
+}
+
+/* When the job's devices come free at the latest, and whether they do so unasked. */
+static struct sched_runner runner_of(struct core *c, const struct job *job)
+{
+    const struct attempt *a = job_live_attempt(job);
+    int64_t now = now_mono(c), left = left_ns(c, job);
+    struct sched_runner r = {.id = job->id,
+                             .priority = job->priority,
+                             .since = a ? a->start_mono : now,
+                             .ends = left == SCHED_ENDLESS ? SCHED_ENDLESS : now + left,
+                             .leaving = job->state == STATE(STOPPING) || job_state_terminal(job->state),
+                             .firm = job->state != STATE(STARTING) && job->state != STATE(RUNNING)};
+    if (r.leaving)
+        r.ends = a && a->grace_due > now && !a->kill ? a->grace_due : now + c->kill_confirm_ns;
+    return r;
+}
+
+static int runner_index(struct core *c, struct picture *p, struct job *job)
+{
+    if (job->picture == c->pictures)
+        return job->runner;
+    int cap = p->cap_runners;
+    if (!room((void **)&p->runners, p->n_runners, &p->cap_runners, sizeof *p->runners) ||
+        !room((void **)&p->running, p->n_runners, &cap, sizeof(struct job *)))
+        return -1;
+    p->runners[p->n_runners] = runner_of(c, job);
+    p->running[p->n_runners] = job;
+    job->picture = c->pictures;
+    job->runner = p->n_runners;
+    job->share->running++;
+    return p->n_runners++;
+}
+
+static int64_t holding_mib(const struct node *n, const struct holding *h)
+{
+    int64_t each = h->of->resolved->resources ? h->of->resolved->resources->memory_mib : 0;
+    if (each > 0)
+        return each * h->slots;
+    return h->pool == SCHED_CPU && n->cpu_slots > 0 ? n->memory_mib * h->slots / n->cpu_slots : 0;
+}
+
+static bool is_exclusive(const struct job *job)
+{
+    return job->resolved->resources && job->resolved->resources->exclusive;
+}
+
+/* What is taken of node i, and by whom. */
+static bool add_holdings(struct core *c, struct picture *p, int i)
+{
+    struct node *n = p->of[i];
+    struct sched_node *s = &p->nodes[i];
+    for (int k = 0; k < n->n_holdings; k++) {
+        struct holding *h = &n->holdings[k];
+        if (!h->of)
+            h->of = core_job(c, h->job);
+        s->used = true;
+        if (!h->of)
+            continue;
+        struct job *job = h->of;
+        bool exclusive = is_exclusive(job);
+        int64_t mib = holding_mib(n, h);
+        s->free_mib -= mib;
+        for (int pool = 0; exclusive && pool < SCHED_POOLS; pool++)
+            s->free[pool] = 0;
+        job->share->devices += h->slots;
+        if (job->pending.in && !job->starting) { /* attempt k+1 does not go where attempt k is not confirmed dead */
+            if (!room((void **)&p->avoided, p->n_avoided, &p->cap_avoided, sizeof *p->avoided))
+                return false;
+            p->avoided[p->n_avoided++] = (struct avoided){job->id, i};
+        }
+        int runner = h->overdue ? -1 : runner_index(c, p, job);
+        if (h->overdue)
+            continue; /* nobody knows whether it ever comes free */
+        if (runner < 0 || !room((void **)&p->held, p->n_held, &p->cap_held, sizeof *p->held))
+            return false;
+        p->held[p->n_held++] = (struct sched_held){i, runner, h->pool, h->slots, mib, exclusive};
+    }
+    return true;
+}
+
+/* Free GPUs by NVLink group; the list grows and may move: `islands` of the nodes is set at the end. */
+static bool add_islands(struct picture *p, int i)
+{
+    const Boost__DeviceReport *r = p->of[i]->devices;
+    int from = p->n_islands;
+    for (size_t k = 0; r && k < r->n_devices; k++) {
+        const Boost__DeviceInfo *d = r->devices[k];
+        bool unused = (!d->trouble || !*d->trouble) && !d->taken && !d->has_job;
+        int at = from;
+        if (!d->has_nvlink_group)
+            continue;
+        /* Two numbers each: the group, and what is free of it. */
+        while (at < p->n_islands && p->islands[at] != d->nvlink_group)
+            at += 2;
+        if (at == p->n_islands) {
+            while (p->n_islands + 2 > p->cap_islands)
+                if (!room((void **)&p->islands, p->cap_islands, &p->cap_islands, sizeof *p->islands))
+                    return false;
+            p->islands[p->n_islands++] = d->nvlink_group;
+            p->islands[p->n_islands++] = 0;
+        }
+        p->islands[at + 1] += unused;
+    }
+    p->nodes[i].n_islands = (p->n_islands - from) / 2;
+    return true;
+}
+
+static void set_islands(struct picture *p)
+{
+    int from = 0, at = 0;
+    for (int k = 1; k < p->n_islands; k += 2) /* the groups' numbers have served */
+        p->islands[k / 2] = p->islands[k];
+    for (int i = 0; i < p->n; i++, from = at) {
+        at = from + p->nodes[i].n_islands;
+        p->nodes[i].islands = p->nodes[i].n_islands ? &p->islands[from] : NULL;
+    }
+}
+
+static bool add_nodes(struct core *c, struct picture *p)
+{
+    int n = 0;
+    for (struct node *node = c->nodes; node; node = node->next)
+        n++;
+    p->nodes = calloc((size_t)n + 1, sizeof *p->nodes);
+    p->of = calloc((size_t)n + 1, sizeof(struct node *));
+    p->scratch = calloc((size_t)n + 1, sizeof *p->scratch);
+    if (!p->nodes || !p->of || !p->scratch)
+        return false;
+    for (struct node *node = c->nodes; node; node = node->next) {
+        int i = p->n++;
+        p->of[i] = node;
+        p->nodes[i] = (struct sched_node){.name = node->name,
+                                          .memory_mib = node->memory_mib,
+                                          .free_mib = node->memory_mib,
+                                          .up = node_usable(node),
+                                          .open = node->admin == ADMIN(NONE),
+                                          .uid = node->uid,
+                                          .labels = node->told ? node->told->label : NULL,
+                                          .n_labels = node->told ? node->told->n_label : 0,
+                                          .group = switch_of(c, node)};
+        for (int pool = 0; pool < SCHED_POOLS; pool++) {
+            p->nodes[i].slots[pool] = node_slots(node, (enum sched_pool)pool);
+            p->nodes[i].free[pool] = node_free_slots(node, (enum sched_pool)pool);
+        }
+        if (!add_holdings(c, p, i) || !add_islands(p, i))
+            return false;
+    }
+    set_islands(p);
+    return true;
+}
+
+/* Replaces the last one; NULL, and that one stays, when memory is out. */
+static struct picture *picture_make(struct core *c)
+{
+    struct picture *p = calloc(1, sizeof *p);
+    shares_advance(c);
+    for (int i = 0; i < c->n_shares; i++)
+        c->shares[i]->devices = c->shares[i]->running = 0;
+    c->pictures++;
+    if (p && add_nodes(c, p))
+        p->sched = sched_new(p->nodes, p->n, p->runners, p->n_runners, p->held, p->n_held, now_mono(c));
+    if (!p || !p->sched) {
+        picture_free(p);
+        return NULL;
+    }
+    picture_free(c->picture);
+    c->picture = p;
+    return p;
+}
+
+/* ---- requests ---------------------------------------------------------------------------- */
+
+static struct sched_request request_of(const Boost__JobSpec *spec, uint32_t uid)
+{
+    const Boost__Resources *r = spec->resources;
+    return (struct sched_request){.pool = spec_pool(spec),
+                                  .nodes = spec_nodes(spec),
+                                  .devices_per_node = spec_devices(spec),
+                                  .tp = spec->parallel ? spec->parallel->tp : 1,
+                                  .mib_per_rank = r ? r->memory_mib : 0,
+                                  .exclusive = r && r->exclusive,
+                                  .uid = uid,
+                                  .constraint = r ? r->constraint : NULL,
+                                  .nodelist = r ? r->nodelist : NULL,
+                                  .exclude = r ? r->exclude : NULL,
+                                  .runs_ns = spec->time_limit_s > 0 ? spec->time_limit_s * NS_PER_S : SCHED_ENDLESS};
+}
+
+static struct sched_request request_of_job(struct core *c, const struct picture *p, const struct job *job)
+{
+    struct sched_request r = request_of(job->resolved, job->uid);
+    r.id = job->id;
+    r.runs_ns = left_ns(c, job);
+    if (!c->backfill)
+        r.runs_ns = SCHED_ENDLESS;
+    for (int i = 0; job->picture == c->pictures && i < p->n_avoided; i++)
+        if (p->avoided[i].job == job->id)
+            p->scratch[r.n_avoid++] = p->avoided[i].node;
+    r.avoid = p->scratch;
+    return r;
+}
+
+/* ---- the pass ---------------------------------------------------------------------------- */
+
+/* What keeps a job from being looked at at all, apart from devices; *out gets it in words when not NULL. */
+static bool is_kept(struct core *c, const struct job *job, struct sched_answer *out)
+{
+    if (job->start_retry_due > now_mono(c)) {
+        due_at(c, job->start_retry_due);
+        if (out) {
+            *out = (struct sched_answer){.verdict = SCHED_WAIT, .reason = REASON(Backoff)};
+            snprintf(out->text, sizeof out->text, "%.200s",
+                     job->start_trouble && *job->start_trouble ? job->start_trouble : "tried again soon");
+        }
+        return true;
+    }
+    return false;
+}
+
+/* Asks those to go that have to, so that the head finds its devices. */
+static void preempt_for(struct core *c, struct picture *p, const struct sched_request *r, const struct job *job)
+{
+    int *victims = calloc((size_t)p->n_runners + 1, sizeof *victims);
+    int n = victims ? sched_preempt(p->sched, r, job->priority, c->preempt_gap, victims) : 0;
+    for (int i = 0; i < n; i++) {
+        struct job *victim = p->running[victims[i]];
+        if (!core_preempt(c, victim, job))
+            core_log_line(c, CORE_LOG_WARN, "job %" PRId64 " cannot be preempted in state %s", victim->id,
+                          job_state_name(victim->state));
+    }
+    free(victims);
+}
+
+/* Places one job or makes it wait; what it was given in devices. */
+static int try_job(struct core *c, struct picture *p, struct job *job)
+{
+    struct sched_request r = request_of_job(c, p, job);
+    int64_t when;
+    int *index = calloc((size_t)r.nodes, sizeof *index);
+    struct node **nodes = index ? calloc((size_t)r.nodes, sizeof(struct node *)) : NULL;
+    enum sched_verdict v = nodes ? sched_place(p->sched, &r, index) : SCHED_WAIT;
+    int given = 0;
+    if (!nodes) {
+        start_later(c, job, out_of_memory);
+    } else if (v == SCHED_PLACED) {
+        for (int i = 0; i < r.nodes; i++)
+            nodes[i] = p->of[index[i]];
+        given = r.nodes * r.devices_per_node;
+        start_begin(c, job, nodes);
+        nodes = NULL;
+    } else if (v == SCHED_WAIT && sched_failed(p->sched)) {
+        start_later(c, job, out_of_memory);
+    } else if (v == SCHED_WAIT && sched_head(p->sched, r.pool, &when) < 0) {
+        sched_reserve(p->sched, &r);
+        if (c->preempt)
+            preempt_for(c, p, &r, job);
+    }
+    free(nodes);
+    free(index);
+    return given;
+}
+
+static bool any_open(const struct picture *p)
+{
+    for (int i = 0; i < p->n; i++)
+        if (p->nodes[i].up && p->nodes[i].open)
+            return true;
+    return false;
+}
+
+/* Whether nobody can get a device of the pool any more, and somebody has been promised the next ones. */
+static bool pool_done(const struct core *c, const struct picture *p, enum sched_pool pool)
+{
+    int64_t when;
+    return !c->n_pending[pool] || (sched_full(p->sched, pool) && sched_head(p->sched, pool, &when) >= 0);
+}
+
+void schedule_pass(struct core *c)
+{
+    struct picture *p = picture_make(c);
+    struct turns t = {0};
+    if (!p || !turns_init(c, &t)) {
+        core_log_line(c, CORE_LOG_ERROR, "out of memory: no job is placed now");
+        c->schedule_due = now_mono(c) + CORE_RETRY_NS;
+        due_at(c, c->schedule_due);
+    }
+    struct job *job = p && any_open(p) ? turns_job(&t) : NULL;
+    while (job && !(pool_done(c, p, SCHED_CPU) && pool_done(c, p, SCHED_GPU))) {
+        struct job *after = job->pending.next;
+        int priority = job->queued_priority, given = 0;
+        /* One that is not durable yet asks again when it is. */
+        if (!job->starting && !job->unsettled && !pool_done(c, p, spec_pool(job->resolved)) && !is_kept(c, job, NULL))
+            given = try_job(c, p, job);
+        turns_next(c, &t, priority, after, given);
+        job = turns_job(&t);
+    }
+    free(t.heap);
+}
+
+void queue_settled(struct core *c, struct job *job)
+{
+    int64_t when;
+    struct picture *p = c->picture;
+    enum sched_pool pool = spec_pool(job->resolved);
+    int64_t head = p ? sched_head(p->sched, pool, &when) : -1;
+    const struct job *first = head > 0 ? core_job(c, head) : NULL;
+    if (c->schedule || !first || !first->pending.in) {
+        c->schedule = true;
+        return;
+    }
+    struct turn a = {first->share, (struct job *)(uintptr_t)first, share_key(c, first->share)};
+    struct turn b = {job->share, job, share_key(c, job->share)};
+    struct sched_answer answer;
+    struct sched_request r = request_of_job(c, p, job);
+    if (goes_before(&b, &a)) {
+        c->schedule = true;
+        return;
+    }
+    sched_explain(p->sched, &r, &answer);
+    c->schedule = answer.verdict == SCHED_PLACED || sched_failed(p->sched);
+}
+
+/* ---- why ----------------------------------------------------------------------------------- */
+
+void job_pending_reason(struct core *c, const struct job *job, struct sched_answer *out)
+{
+    struct picture *p = c->picture ? c->picture : picture_make(c);
+    if (is_kept(c, job, out))
+        return;
+    if (!p) {
+        *out = (struct sched_answer){.verdict = SCHED_WAIT, .reason = REASON(NoDevices)};
+        snprintf(out->text, sizeof out->text, "%s", out_of_memory);
+        return;
+    }
+    struct sched_request r = request_of_job(c, p, job);
+    sched_explain(p->sched, &r, out);
+}
+
+void spec_pending_reason(struct core *c, const Boost__JobSpec *resolved, uint32_t uid, struct sched_answer *out)
+{
+    struct picture *p = c->picture ? c->picture : picture_make(c);
+    struct sched_request r = request_of(resolved, uid);
+    int64_t when, head = p ? sched_head(p->sched, r.pool, &when) : -1;
+    const struct job *first = head > 0 ? core_job(c, head) : NULL;
+    if (!p) {
+        *out = (struct sched_answer){.verdict = SCHED_WAIT, .reason = REASON(NoDevices)};
+        snprintf(out->text, sizeof out->text, "%s", out_of_memory);
+        return;
+    }
+    if (first && first->priority < resolved->priority)
+        r.runs_ns = 0; /* it would go before the one that waits */
+    sched_explain(p->sched, &r, out);
+}

@@ -1,0 +1,319 @@
+/* Who goes first, where to, and why the others wait: the scheduler inside the core. */
+#include "tests/unit/daemon/core_world.h"
+
+/* What a test's jobs differ in. */
+struct want {
+    const struct core_user *user; /* NULL: ann */
+    int priority;                 /* 0: 50 */
+    int nodes, tp;                /* 0: 1 */
+    int64_t limit_s, mib;
+    const char *constraint, *nodelist;
+    bool exclusive, held;
+};
+
+static int64_t submit_want(struct world *w, struct want want)
+{
+    struct arena mem;
+    arena_init(&mem, 1 << 20);
+    Boost__JobSpec *s = spec_new(&mem);
+    Boost__Resources *r = arena_alloc(&mem, sizeof *r);
+    boost__resources__init(r);
+    s->resources = r;
+    s->parallel->tp = want.tp ? want.tp : 1;
+    s->has_priority = want.priority > 0;
+    s->priority = want.priority;
+    s->has_time_limit_s = want.limit_s > 0;
+    s->time_limit_s = want.limit_s;
+    r->has_nodes = want.nodes > 0;
+    r->nodes = want.nodes ? want.nodes : 1;
+    r->has_memory_mib = want.mib > 0;
+    r->memory_mib = want.mib;
+    r->has_exclusive = r->exclusive = want.exclusive;
+    r->constraint = want.constraint ? arena_strdup(&mem, want.constraint) : r->constraint;
+    r->nodelist = want.nodelist ? arena_strdup(&mem, want.nodelist) : r->nodelist;
+    w->reply_rc = -1;
+    core_submit(w->core, s, want.user ? want.user : &user_ann, want.held, on_submit, w);
+    pump(w);
+    arena_free(&mem);
+    if (w->reply_rc)
+        fail_msg("submit: %s", w->reply_text);
+    return w->reply_job;
+}
+
+static const char *info(struct world *w, int64_t id)
+{
+    static struct arena mem;
+    arena_free(&mem);
+    arena_init(&mem, 1 << 20);
+    Boost__JobSummary *s = core_summary(w->core, job_of(w, id), &mem);
+    assert_non_null(s);
+    return s->info;
+}
+
+/* Every rank of the job has made a step. */
+static void runs(struct world *w, int64_t id)
+{
+    struct attempt *a = job_live_attempt(job_of(w, id));
+    assert_non_null(a);
+    for (int p = 0; p < a->n_parts; p++) {
+        struct fake_agent *agent = agent_of(w, a->parts[p].node);
+        struct fake_attempt *x = newest(w, agent, id);
+        say_step(w, agent, x, x->from_step + 1);
+    }
+    pump(w);
+    assert_state(w, id, RUNNING);
+}
+
+static void ends(struct world *w, int64_t id)
+{
+    struct attempt *a = job_live_attempt(job_of(w, id));
+    int n = a->n_parts;
+    char nodes[4][32];
+    for (int p = 0; p < n; p++)
+        snprintf(nodes[p], sizeof nodes[p], "%s", a->parts[p].node);
+    for (int p = 0; p < n; p++) {
+        struct fake_agent *agent = agent_of(w, nodes[p]);
+        say_finished(w, agent, newest(w, agent, id));
+    }
+    advance(w, 1000);
+    assert_state(w, id, COMPLETED);
+}
+
+static void priority_then_age(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    join_world(w, agent_add(w, "gpu01", 1));
+    int64_t first = submit_want(w, (struct want){0}), second = submit_want(w, (struct want){0});
+    int64_t third = submit_want(w, (struct want){0}), urgent = submit_want(w, (struct want){.priority = 60});
+    assert_state(w, first, STARTING);
+    assert_string_equal(info(w, urgent), "needs 1 device, 0 of 1 free");
+    assert_state(w, third, QUEUED);
+    ends(w, first);
+    assert_state(w, urgent, STARTING);
+    ends(w, urgent);
+    assert_state(w, second, STARTING);
+    assert_state(w, third, QUEUED);
+    ends(w, second);
+    assert_state(w, third, STARTING);
+    world_free(w);
+}
+
+/* Who has used less goes first, also after a restart, and what is long ago counts little. */
+static void fair_share(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    mem_crash(w->store);
+    core_destroy(w->core);
+    w->core = NULL;
+    w->config.fair_share_half_life_s = 100;
+    boot(w);
+    struct fake_agent *a = agent_add(w, "gpu01", 1);
+    join_world(w, a);
+    int64_t ann = submit_want(w, (struct want){0}), ann_next = submit_want(w, (struct want){0});
+    int64_t bob = submit_want(w, (struct want){.user = &user_bob});
+    runs(w, ann);
+    advance(w, 50000);
+    ends(w, ann);
+    assert_state(w, bob, STARTING);
+    assert_state(w, ann_next, QUEUED);
+    runs(w, bob);
+    advance(w, 20000);
+    controller_restart(w);
+    join_world(w, a);
+    advance(w, 1000);
+    int64_t bob_next = submit_want(w, (struct want){.user = &user_bob});
+    ends(w, bob); /* 21 s of late against some 50 of before that */
+    assert_state(w, bob_next, STARTING);
+    assert_state(w, ann_next, QUEUED);
+    runs(w, bob_next);
+    advance(w, 60000);
+    int64_t bob_last = submit_want(w, (struct want){.user = &user_bob});
+    ends(w, bob_next);
+    assert_state(w, ann_next, STARTING);
+    assert_state(w, bob_last, QUEUED);
+    world_free(w);
+}
+
+/* The first that waits is promised the devices of those that end; only who is gone by then, or is in nobody's way,
+ * goes before. */
+static void backfill(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    join_world(w, agent_add(w, "gpu01", 2));
+    join_world(w, agent_add(w, "gpu02", 4));
+    int64_t limited = submit_want(w, (struct want){.tp = 1, .limit_s = 100, .nodelist = "gpu02"});
+    int64_t head = submit_want(w, (struct want){.tp = 4, .priority = 60});
+    assert_string_equal(info(w, head), "needs 4 devices, 3 of 4 free");
+    int64_t endless = submit_want(w, (struct want){.tp = 2, .nodelist = "gpu02"});
+    assert_string_equal(info(w, endless), "waits for priority: job 2 is ahead and needs 4 devices, 3 of 4 free");
+    int64_t late = submit_want(w, (struct want){.tp = 2, .limit_s = 101, .nodelist = "gpu02"});
+    assert_state(w, late, QUEUED);
+    int64_t fits = submit_want(w, (struct want){.tp = 2, .limit_s = 90, .nodelist = "gpu02"});
+    assert_state(w, fits, STARTING);
+    int64_t aside = submit_want(w, (struct want){.tp = 2}); /* where the head cannot go */
+    assert_state(w, aside, STARTING);
+    ends(w, limited);
+    assert_state(w, head, QUEUED);
+    ends(w, fits);
+    assert_state(w, head, STARTING);
+    world_free(w);
+}
+
+static void whole_nodes(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    join_world(w, agent_add(w, "gpu01", 2));
+    join_world(w, agent_add(w, "gpu02", 2));
+    int64_t small = submit_want(w, (struct want){0}), whole = submit_want(w, (struct want){.exclusive = true});
+    assert_state(w, whole, STARTING);
+    assert_string_equal(job_live_attempt(job_of(w, whole))->parts[0].node, "gpu02");
+    int64_t two = submit_want(w, (struct want){.tp = 2}), next = submit_want(w, (struct want){.exclusive = true});
+    assert_string_equal(info(w, two), "needs 2 devices, 1 of 2 free");
+    ends(w, small);
+    assert_state(w, two, STARTING);
+    assert_string_equal(info(w, next), "needs 1 whole node, 0 of 2 empty");
+    ends(w, whole);
+    assert_state(w, next, STARTING);
+    world_free(w);
+}
+
+static void memory(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    join_world(w, agent_add(w, "gpu01", 4)); /* of 4096 MiB */
+    int64_t big = submit_want(w, (struct want){.mib = 3000}), same = submit_want(w, (struct want){.mib = 1500});
+    int64_t share = submit_want(w, (struct want){0});
+    assert_state(w, big, STARTING);
+    assert_string_equal(info(w, same), "needs 1500 MiB of memory on a node, 1096 free");
+    assert_says(info(w, share), "waits for priority: job 2 is ahead");
+    ends(w, big);
+    assert_state(w, same, STARTING);
+    assert_state(w, share, STARTING);
+    world_free(w);
+}
+
+/* Consecutive ranks share a node, so that tensor parallel groups do. */
+static void several_nodes(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    join_world(w, agent_add(w, "gpu01", 2));
+    join_world(w, agent_add(w, "gpu02", 1));
+    int64_t id = submit_want(w, (struct want){.tp = 4, .nodes = 2});
+    assert_string_equal(info(w, id), "needs 2 nodes of 2 devices; nodes that large: 1");
+    join_world(w, agent_add(w, "gpu03", 2));
+    pump(w);
+    struct attempt *a = job_live_attempt(job_of(w, id));
+    assert_non_null(a);
+    assert_int_equal(a->n_parts, 2);
+    for (int r = 0; r < 4; r++)
+        assert_string_equal(a->parts[a->ranks[r].part].node, r < 2 ? "gpu01" : "gpu03");
+    struct fake_attempt *x = newest(w, agent_of(w, "gpu03"), id);
+    assert_int_equal(x->world, 4);
+    assert_int_equal(x->ranks[0], 2);
+    runs(w, id);
+    ends(w, id);
+    world_free(w);
+}
+
+static void labelled(struct world *w, struct fake_agent *a, const char *key, const char *value, const char *net)
+{
+    Boost__Register r = BOOST__REGISTER__INIT;
+    Boost__KeyValue kv = BOOST__KEY_VALUE__INIT, *list = &kv;
+    struct error err;
+    kv.key = (char *)(uintptr_t)key;
+    kv.value = (char *)(uintptr_t)value;
+    r.node = a->name;
+    r.boot_id = a->boot;
+    r.instance = a->instance;
+    r.has_cpu_slots = r.has_memory_mib = r.has_uid = 1;
+    r.cpu_slots = a->slots;
+    r.memory_mib = 4096;
+    r.label = &list;
+    r.n_label = 1;
+    r.switch_ = (char *)(uintptr_t)net;
+    a->connected = true;
+    assert_int_equal(core_agent_register(w->core, &r, &err), ERR_OK);
+    pump(w);
+}
+
+static void labels_and_switches(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "gpu01", 1);
+    labelled(w, a, "gpu", "h100", "s1");
+    labelled(w, agent_add(w, "gpu02", 2), "gpu", "h200", "s2");
+    labelled(w, agent_add(w, "gpu03", 2), "gpu", "h200", "s2");
+    int64_t both = submit_want(w, (struct want){.tp = 2, .nodes = 2});
+    struct attempt *x = job_live_attempt(job_of(w, both));
+    assert_string_equal(x->parts[0].node, "gpu02"); /* though gpu01 is the best fit for one of its ranks */
+    assert_string_equal(x->parts[1].node, "gpu03");
+    int64_t h200 = submit_want(w, (struct want){.constraint = "gpu=h200"});
+    assert_string_equal(job_live_attempt(job_of(w, h200))->parts[0].node, "gpu02");
+    int64_t h300 = submit_want(w, (struct want){.constraint = "gpu=h300"});
+    assert_string_equal(info(w, h300), "needs 1 node with gpu=h300, 0 up");
+    int64_t named = submit_want(w, (struct want){.nodelist = "gpu[05-09]"});
+    assert_string_equal(info(w, named), "needs 1 node of gpu[05-09], 0 up");
+    disconnect(w, a);
+    labelled(w, a, "gpu", "h300", "s1");
+    advance(w, 100);
+    assert_state(w, h300, STARTING);
+    world_free(w);
+}
+
+/* Off unless asked for; of lower priority by the gap; no more than need be; and the victim goes on afterwards. */
+static void preemption(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    mem_crash(w->store);
+    core_destroy(w->core);
+    w->core = NULL;
+    w->config.preempt = true;
+    w->config.preempt_gap = 20;
+    boot(w);
+    join_world(w, agent_add(w, "gpu01", 4));
+    join_world(w, agent_add(w, "gpu02", 4));
+    int64_t near = submit_want(w, (struct want){.tp = 4, .priority = 41});
+    int64_t low = submit_want(w, (struct want){.tp = 2, .priority = 10}),
+            lower = submit_want(w, (struct want){.tp = 2, .priority = 5});
+    runs(w, near);
+    runs(w, low);
+    runs(w, lower);
+    int64_t one = submit_want(w, (struct want){.tp = 2, .priority = 60});
+    advance(w, 2000);
+    assert_state(w, one, STARTING);
+    assert_state(w, lower, QUEUED);
+    assert_state(w, low, RUNNING);
+    assert_state(w, near, RUNNING);
+    assert_string_equal(info(w, lower), "needs 2 devices, 0 of 4 free");
+    int64_t two = submit_want(w, (struct want){.tp = 4, .priority = 60});
+    advance(w, 2000);
+    assert_state(w, two, QUEUED); /* both nodes have somebody of too high a priority */
+    assert_state(w, low, RUNNING);
+    ends(w, near);
+    advance(w, 100);
+    assert_state(w, two, STARTING);
+    runs(w, one);
+    ends(w, one);
+    advance(w, 100);
+    assert_state(w, lower, STARTING);
+    assert_int_equal(core_stats(w->core)->illegal_transitions, 0);
+    world_free(w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(priority_then_age),   cmocka_unit_test(fair_share), cmocka_unit_test(backfill),
+        cmocka_unit_test(whole_nodes),         cmocka_unit_test(memory),     cmocka_unit_test(several_nodes),
+        cmocka_unit_test(labels_and_switches), cmocka_unit_test(preemption),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
