@@ -81,7 +81,10 @@ S_PROTO   = -lprotobuf-c -ljansson -lm
 S_KERNELS = -ldnnl -lgomp $(S_PROTO)
 S_WORKER  = -lgloo -lstdc++ $(S_KERNELS)
 S_STORE   = -lsqlite3 $(S_PROTO)
-S_DAEMON  = -luv $(S_STORE)
+# Who uses proto/tls; --as-needed, so that boost-keeper does not load it.
+S_TLS     = -Wl,--as-needed $(shell pkg-config --libs openssl 2>/dev/null || echo -lssl -lcrypto) -Wl,--no-as-needed
+S_DAEMON  = -luv $(S_STORE) $(S_TLS)
+S_CTL     = $(S_PROTO) $(S_TLS)
 
 # ---- programs --------------------------------------------------------------
 
@@ -96,7 +99,7 @@ $(BUILD)/bin/boostctl:     $(call objs,ctl/boostctl.c) $(L_CTL)
 
 $(BUILD)/bin/boostd $(BUILD)/bin/boost-agent $(BUILD)/bin/boost-keeper: LIBS = $(S_DAEMON)
 $(BUILD)/bin/boost-worker: LIBS = $(S_WORKER)
-$(BUILD)/bin/boostctl: LIBS = $(S_PROTO)
+$(BUILD)/bin/boostctl: LIBS = $(S_CTL)
 
 $(BUILD)/bin/%:
 	@mkdir -p $(@D)
@@ -212,7 +215,7 @@ $(filter $(BUILD)/tests/$(1)/%,$(UNIT_TESTS)): $(BUILD)/tests/$(1)/%: $(BUILD)/o
 	@$$(CC) $$(LDFLAGS) $$(RPATH) -o $$@ $$^ -lcmocka $(3)
 	@echo "  LD   $$@"
 endef
-$(eval $(call unit_room,proto,$(L_PROTO),$(S_PROTO)))
+$(eval $(call unit_room,proto,$(L_PROTO),$(S_PROTO) $(S_TLS)))
 $(eval $(call unit_room,plan,$(L_PLAN),$(S_PROTO)))
 $(eval $(call unit_room,kernels,$(L_KERNELS),$(S_KERNELS)))
 $(eval $(call unit_room,worker,$(L_WORKER),$(S_WORKER)))
@@ -220,7 +223,7 @@ $(eval $(call unit_room,store,$(L_STORE),$(S_STORE)))
 # These open what stands in for a library of NVIDIA.
 $(BUILD)/tests/daemon/agent_gpu_test $(BUILD)/tests/daemon/agent_nvml_test: | $(BUILD)/tests/fakes/nvml.so
 $(eval $(call unit_room,daemon,$(L_DAEMON),$(S_DAEMON)))
-$(eval $(call unit_room,ctl,$(L_CTL),$(S_PROTO)))
+$(eval $(call unit_room,ctl,$(L_CTL),$(S_CTL)))
 
 # tests/fakes/*.c: shared libraries that stand in for those of a machine with GPUs. boost-cuda.so: this build's id, and
 # nothing behind it.

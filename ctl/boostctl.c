@@ -42,13 +42,16 @@ static const char *const later[] = {"restart", "update", "top",    "usage", "sta
 
 static void print_help(void)
 {
-    printf("usage: boostctl [--socket PATH] [-o table|wide|json|jsonl|name] [--no-color] [-q] COMMAND ...\n\n"
+    printf("usage: boostctl [--socket PATH | --host HOST:PORT] [-o table|wide|json|jsonl|name] [--no-color] [-q] COMMAND ...\n\n"
            "commands (boostctl help COMMAND tells the options):\n");
     for (size_t i = 0; i < sizeof verbs / sizeof *verbs; i++)
         printf("  %-11s %s\n", verbs[i].name, verbs[i].what);
     printf("\nglobal options:\n"
            "  --socket PATH   boostd's socket; else $BOOST_SOCKET, $XDG_RUNTIME_DIR/boost/boostd.sock,\n"
            "                  /run/boost/boostd.sock\n"
+           "  --host H:P      boostd on another machine, by TCP with TLS; else $BOOST_HOST, which counts more than\n"
+           "                  $BOOST_SOCKET. The port may be left out (7443)\n"
+           "  --tls-dir DIR   your certificate: ca.crt, tls.crt, tls.key; else $BOOST_TLS_DIR, ~/.config/boost\n"
            "  -o FORMAT       table, wide, json, jsonl or name (ids only)\n"
            "  --no-color      no colour; also when NO_COLOR is set or stdout is no terminal\n"
            "  -q              no messages but errors\n\n"
@@ -72,27 +75,58 @@ static int parse_output(const char *text, enum output *out)
     return EXIT_USAGE;
 }
 
+/* A global option with a value, "--name VALUE" or "--name=VALUE" (-oVALUE too). Returns EXIT_OK and *value when it is,
+ * with *value NULL when it is another one. */
+static int take_value(const char *arg, const char *name, int argc, char **argv, int *i, const char **value)
+{
+    size_t len = strlen(name);
+    *value = NULL;
+    if (strncmp(arg, name, len) != 0 || (arg[len] && arg[len] != '=' && len > 2))
+        return EXIT_OK;
+    if (arg[len]) {
+        *value = arg + len + (len > 2);
+        return EXIT_OK;
+    }
+    if (++*i == argc) {
+        fprintf(stderr, "boostctl: option '%s' needs a value\n", arg);
+        return EXIT_USAGE;
+    }
+    *value = argv[*i];
+    return EXIT_OK;
+}
+
+static int set_global(struct ctl *ctl, const char *name, const char *value)
+{
+    if (!strcmp(name, "--socket"))
+        ctl->socket_option = value;
+    else if (!strcmp(name, "--host"))
+        ctl->host_option = value;
+    else if (!strcmp(name, "--tls-dir"))
+        ctl->tls_option = value;
+    else
+        return parse_output(value, &ctl->output);
+    if (!ctl->socket_option || !ctl->host_option)
+        return EXIT_OK;
+    fprintf(stderr, "boostctl: --socket and --host are two ways to one boostd\n  hint: give one of them\n");
+    return EXIT_USAGE;
+}
+
 /* Options before the verb. Returns the verb's index in argv, or -exit code - 1. */
 static int parse_globals(struct ctl *ctl, int argc, char **argv)
 {
+    static const char *const valued[] = {"-o", "--output", "--socket", "--host", "--tls-dir"};
     int i = 1;
     for (; i < argc && argv[i][0] == '-' && argv[i][1]; i++) {
-        const char *arg = argv[i];
-        bool output = !strcmp(arg, "-o") || !strcmp(arg, "--output");
-        if (output || !strcmp(arg, "--socket")) {
-            if (++i == argc) {
-                fprintf(stderr, "boostctl: option '%s' needs a value\n", arg);
-                return -EXIT_USAGE - 1;
-            }
-            if (!output)
-                ctl->socket_option = argv[i];
-            else if (parse_output(argv[i], &ctl->output))
-                return -EXIT_USAGE - 1;
-        } else if (!strncmp(arg, "--socket=", 9)) {
-            ctl->socket_option = arg + 9;
-        } else if (!strncmp(arg, "-o", 2) && arg[2]) {
-            if (parse_output(arg + 2, &ctl->output))
-                return -EXIT_USAGE - 1;
+        const char *arg = argv[i], *value = NULL;
+        for (size_t k = 0; !value && k < sizeof valued / sizeof *valued; k++) {
+            int rc = take_value(arg, valued[k], argc, argv, &i, &value);
+            if (!rc && value)
+                rc = set_global(ctl, valued[k], value);
+            if (rc)
+                return -rc - 1;
+        }
+        if (value) {
+            continue;
         } else if (!strcmp(arg, "--no-color")) {
             ctl->color = false;
         } else if (!strcmp(arg, "-q") || !strcmp(arg, "--quiet")) {
@@ -102,10 +136,6 @@ static int parse_globals(struct ctl *ctl, int argc, char **argv)
             return -EXIT_OK - 1;
         } else if (!strcmp(arg, "--version") || !strcmp(arg, "-V")) {
             return -verb_version(NULL, 0, NULL) - 1;
-        } else if (!strncmp(arg, "--host", 6)) {
-            fprintf(stderr, "boostctl: --host is not built in this version (TCP with TLS comes with the cluster)\n"
-                            "  hint: use --socket on the controller's machine\n");
-            return -EXIT_REFUSED - 1;
         } else {
             fprintf(stderr, "boostctl: unknown option '%s'\n  hint: boostctl --help\n", arg);
             return -EXIT_USAGE - 1;

@@ -30,6 +30,8 @@ enum output { OUTPUT_TABLE, OUTPUT_WIDE, OUTPUT_JSON, OUTPUT_JSONL, OUTPUT_NAME 
 
 struct ctl {
     const char *socket_option; /* --socket, or NULL */
+    const char *host_option;   /* --host, or NULL; not both */
+    const char *tls_option;    /* --tls-dir, or NULL */
     enum output output;
     bool color; /* stdout is a terminal and nobody said no */
     bool tty;   /* stdout is a terminal                    */

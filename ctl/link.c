@@ -1,11 +1,15 @@
 /* ctl.h: requests to boostd, and errors as users see them. */
+#include <limits.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "ctl/ctl.h"
 #include "proto/base/clock.h"
+#include "proto/base/fs.h"
 #include "proto/socket_path.h"
 
 static volatile sig_atomic_t interrupted;
@@ -34,16 +38,64 @@ void ctl_arena(struct arena *arena)
     arena_init(arena, 64 << 20);
 }
 
+/* The user's certificate: a directory as deploy/make-certs.sh makes it. */
+static int tls_paths(const struct ctl *ctl, char paths[3][PATH_MAX], struct error *err)
+{
+    static const char *const names[] = {"tls.crt", "tls.key", "ca.crt"};
+    char dir[PATH_MAX];
+    const char *env = getenv("BOOST_TLS_DIR"), *config = getenv("XDG_CONFIG_HOME"), *home = getenv("HOME");
+    if (ctl->tls_option)
+        snprintf(dir, sizeof dir, "%s", ctl->tls_option);
+    else if (env && *env)
+        snprintf(dir, sizeof dir, "%s", env);
+    else if (config && *config)
+        snprintf(dir, sizeof dir, "%s/boost", config);
+    else
+        snprintf(dir, sizeof dir, "%s/.config/boost", home && *home ? home : "");
+    int rc = ERR_OK;
+    for (int i = 0; !rc && i < 3; i++)
+        rc = fs_join(paths[i], PATH_MAX, err, dir, names[i]);
+    return rc;
+}
+
+static int connect_tls(struct ctl *ctl, const char *host, const char *what, struct error *err)
+{
+    static char paths[3][PATH_MAX];
+    struct address address;
+    int rc = address_parse(host, false, what, &address, err);
+    if (!rc)
+        rc = tls_paths(ctl, paths, err);
+    if (rc)
+        return rc;
+    const struct tls_files files = {.certificate = paths[0], .key = paths[1], .ca = paths[2]};
+    rc = client_open_tls(&ctl->client, &address, &files, BOOST__COMPONENT__VALUE__CTL, NULL, CALL_TIMEOUT_MS, err);
+    if (rc == ERR_REFUSED && access(files.certificate, F_OK) < 0)
+        error_hint(err, "put your certificate's three files there (deploy/make-certs.sh DIR user NAME), or name their "
+                        "directory with --tls-dir or $BOOST_TLS_DIR");
+    return rc;
+}
+
+static int connect_socket(struct ctl *ctl, struct error *err)
+{
+    char path[SOCKET_PATH_MAX];
+    int rc = socket_path_find(SOCKET_CONNECT, ctl->socket_option, NULL, path, err);
+    return rc ? rc : client_open(&ctl->client, path, BOOST__COMPONENT__VALUE__CTL, NULL, CALL_TIMEOUT_MS, err);
+}
+
 static int ensure_connected(struct ctl *ctl, struct error *err)
 {
     if (ctl->connected)
         return ERR_OK;
-    char path[SOCKET_PATH_MAX];
-    int rc = socket_path_find(SOCKET_CONNECT, ctl->socket_option, NULL, path, err);
+    const char *env = getenv("BOOST_HOST");
+    int rc;
+    if (ctl->host_option)
+        rc = connect_tls(ctl, ctl->host_option, "--host", err);
+    else if (!ctl->socket_option && env && *env)
+        rc = connect_tls(ctl, env, "$BOOST_HOST", err);
+    else
+        rc = connect_socket(ctl, err);
     if (rc == ERR_INVALID)
         rc = err->code = ERR_USAGE; /* ERR_INVALID would be a bad job file */
-    if (!rc)
-        rc = client_open(&ctl->client, path, BOOST__COMPONENT__VALUE__CTL, NULL, CALL_TIMEOUT_MS, err);
     if (rc)
         return rc;
     ctl->client.interrupted = &interrupted;

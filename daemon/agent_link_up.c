@@ -4,8 +4,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
-#include "daemon/frame_out.h"
+#include "daemon/agent_heart.h"
+#include "daemon/dial.h"
 #include "daemon/log.h"
 #include "proto/base/clock.h"
 #include "proto/frame.h"
@@ -17,34 +19,38 @@
 enum {
     BACKOFF_MIN_MS = 100,
     BACKOFF_MAX_MS = 3000,
-    ANSWER_MS = 3000,     /* without any HeartbeatAck, or without an answer to hello or Register: dead */
-    QUIET_LOG_MS = 60000, /* the same trouble again is logged this often */
-    READ_CHUNK = 64 << 10,
+    ANSWER_MS = 3000,      /* Unix: without any HeartbeatAck, or without an answer to hello or Register: dead */
+    FAR_CONNECT_MS = 5000, /* by TCP: until the handshake is through                                          */
+    FAR_ANSWER_MS = 10000, /* until hello and Register are answered; of silence everywhere, once up           */
+    FAR_PROBE_MS = 3000,   /* a heartbeat here too, so that the kernel has something to miss                  */
+    FAR_TIMEOUT_MS = 15000, /* TCP_USER_TIMEOUT */
+    QUIET_LOG_MS = 60000,  /* the same trouble again is logged this often */
     MESSAGE_ARENA = 64 << 20,
+    MAX_ADDRESSES = 8,
 };
 
 enum link_state { LINK_WAITING, LINK_CONNECTING, LINK_HELLO, LINK_REGISTERING, LINK_UP, LINK_CLOSED };
 
-/* One try; given up by clearing `link`, freed when its pipe has closed. */
-struct connection {
-    uv_pipe_t pipe;
-    uv_connect_t connect;
-    struct link_up *link;
-    struct buffer in;
-};
-
 struct link_up {
     uv_loop_t *loop;
     const struct link_up_ops *ops;
+    struct link_up_way way;
     char path[SOCKET_PATH_MAX];
+    struct address addresses[MAX_ADDRESSES];
+    size_t at; /* the address in use */
+    struct tls_context *tls;
+    struct timespec read[3]; /* when the three files were last changed, as they were read */
     char *node;
     uv_timer_t timer; /* WAITING: next try; CONNECTING to REGISTERING: deadline; UP: heartbeat */
-    struct connection *connection;
+    struct dial_target target;
+    struct dial *dial;
+    struct heart *heart;
     enum link_state state;
+    char instance[33];
     int heartbeat_ms;
     int backoff_ms;
     uint64_t heartbeat_seq;
-    int64_t last_answer_ns;
+    int64_t last_answer_ns, last_beat_ns;
     char last_trouble[256];
     int64_t last_trouble_ns;
 };
@@ -52,23 +58,22 @@ struct link_up {
 static void try_connect(uv_timer_t *timer);
 static void wait_and_retry(struct link_up *link);
 
-/* ---- connection ---- */
-
-static void connection_closed(uv_handle_t *handle)
+static bool far(const struct link_up *link)
 {
-    struct connection *c = handle->data;
-    buffer_free(&c->in);
-    free(c);
+    return !link->way.socket_path;
 }
+
+const char *link_up_where(const struct link_up *link)
+{
+    return far(link) ? link->addresses[link->at].text : link->path;
+}
+
+/* ---- connection ---- */
 
 static void drop_connection(struct link_up *link)
 {
-    struct connection *c = link->connection;
-    link->connection = NULL;
-    if (c) {
-        c->link = NULL;
-        uv_close((uv_handle_t *)&c->pipe, connection_closed);
-    }
+    dial_close(link->dial);
+    link->dial = NULL;
 }
 
 /* The link has broken or never came up: says so once ("refused by" the controller ...), waits, tries again. */
@@ -80,11 +85,14 @@ static void fail_as(struct link_up *link, const char *how, const char *why, cons
     snprintf(trouble, sizeof trouble, "%s%s%s%s", why, hint && *hint ? " (" : "", hint ? hint : "",
              hint && *hint ? ")" : "");
     if (was_up || strcmp(trouble, link->last_trouble) || now - link->last_trouble_ns > QUIET_LOG_MS * NS_PER_MS) {
-        log_line(LOG_WARN, "%s the controller at %s: %s; the ranks go on", how, link->path, trouble);
+        log_line(LOG_WARN, "%s the controller at %s: %s; the ranks go on", how, link_up_where(link), trouble);
         snprintf(link->last_trouble, sizeof link->last_trouble, "%s", trouble);
         link->last_trouble_ns = now;
     }
     drop_connection(link);
+    /* Once down, what was there is tried first: a controller that restarts is soon back. */
+    if (!was_up && link->way.n_addresses)
+        link->at = (link->at + 1) % link->way.n_addresses;
     wait_and_retry(link);
     if (was_up)
         link->ops->lost(link->ops->arg);
@@ -118,20 +126,13 @@ static void wait_and_retry(struct link_up *link)
 
 /* ---- sending ---- */
 
-static void sent(uv_stream_t *stream, int status)
-{
-    struct connection *c = stream->data;
-    if (status < 0 && status != UV_ECANCELED && c->link)
-        fail(c->link, uv_strerror(status), NULL);
-}
-
 static bool send_frame(struct link_up *link, const ProtobufCMessage *message)
 {
     struct error err;
-    if (!frame_out((uv_stream_t *)&link->connection->pipe, message, sent, &err))
-        return true;
-    log_error(LOG_ERROR, &err, "a message for the controller is not sent");
-    return false;
+    int rc = dial_send(link->dial, message, &err);
+    if (rc == ERR_INVALID)
+        log_error(LOG_ERROR, &err, "a message for the controller is not sent");
+    return !rc; /* any other failure is told by on_broken() */
 }
 
 bool link_up_send(struct link_up *link, const Boost__AgentMessage *message)
@@ -146,28 +147,42 @@ bool link_up_ready(const struct link_up *link)
 
 size_t link_up_queued(const struct link_up *link)
 {
-    return link && link->connection ? uv_stream_get_write_queue_size((const uv_stream_t *)&link->connection->pipe) : 0;
+    return link && link->dial ? dial_queued(link->dial) : 0;
 }
 
 static void no_answer(uv_timer_t *timer)
 {
-    fail(timer->data, "no answer within 3 s", NULL);
+    struct link_up *link = timer->data;
+    fail(link, far(link) ? "no answer in time" : "no answer within 3 s", NULL);
+}
+
+static void expect_answer(struct link_up *link)
+{
+    uv_timer_start(&link->timer, no_answer, far(link) ? FAR_ANSWER_MS : ANSWER_MS, 0);
 }
 
 static void beat(uv_timer_t *timer)
 {
     struct link_up *link = timer->data;
-    int64_t limit = ANSWER_MS > 3 * link->heartbeat_ms ? ANSWER_MS : 3 * link->heartbeat_ms;
-    if (clock_mono_ns() - link->last_answer_ns > limit * NS_PER_MS) {
+    int64_t now = clock_mono_ns(), answered = link->last_answer_ns;
+    int64_t limit = far(link) ? FAR_ANSWER_MS : ANSWER_MS;
+    if (far(link) && heart_answered_ns(link->heart) > answered)
+        answered = heart_answered_ns(link->heart);
+    if (limit < 3 * link->heartbeat_ms)
+        limit = 3 * link->heartbeat_ms;
+    if (now - answered > limit * NS_PER_MS) {
         fail(link, "no answer to heartbeats", NULL);
         return;
     }
+    if (far(link) && heart_up(link->heart) && now - link->last_beat_ns < FAR_PROBE_MS * NS_PER_MS)
+        return;
     Boost__AgentMessage message = BOOST__AGENT_MESSAGE__INIT;
     Boost__Heartbeat heartbeat = BOOST__HEARTBEAT__INIT;
     heartbeat.has_seq = true;
     heartbeat.seq = ++link->heartbeat_seq;
     message.body_case = BOOST__AGENT_MESSAGE__BODY_HEARTBEAT;
     message.heartbeat = &heartbeat;
+    link->last_beat_ns = now;
     send_frame(link, &message.base);
 }
 
@@ -179,10 +194,13 @@ static void send_register(struct link_up *link)
     message.body_case = BOOST__AGENT_MESSAGE__BODY_REGISTER;
     message.register_ = (Boost__Register *)(uintptr_t)link->ops->registration(link->ops->arg);
     link->state = LINK_REGISTERING;
-    if (!message.register_ || !send_frame(link, &message.base))
+    if (!message.register_ || !send_frame(link, &message.base)) {
         fail(link, "cannot send the registration", NULL);
-    else
-        uv_timer_start(&link->timer, no_answer, ANSWER_MS, 0);
+        return;
+    }
+    const char *instance = message.register_->instance;
+    snprintf(link->instance, sizeof link->instance, "%s", instance ? instance : "");
+    expect_answer(link);
 }
 
 static void take_hello(struct link_up *link, const Boost__Hello *hello)
@@ -205,7 +223,10 @@ static void take_registered(struct link_up *link, const Boost__Registered *answe
     link->backoff_ms = BACKOFF_MIN_MS;
     link->last_trouble[0] = '\0';
     link->last_answer_ns = clock_mono_ns();
+    link->last_beat_ns = 0;
     link->heartbeat_ms = answer->has_heartbeat_ms && answer->heartbeat_ms >= 10 ? answer->heartbeat_ms : 1000;
+    if (far(link) && answer->has_heart_token)
+        heart_start(link->heart, link->instance, answer->heart_token, link->heartbeat_ms);
     uv_timer_start(&link->timer, beat, 0, (uint64_t)link->heartbeat_ms);
     link->ops->registered(link->ops->arg, answer);
 }
@@ -224,10 +245,12 @@ static void take_message(struct link_up *link, const Boost__ControllerMessage *m
     }
 }
 
-static void take_payload(struct link_up *link, const uint8_t *payload, size_t len)
+static void on_frame(void *arg, struct dial *d, const uint8_t *payload, size_t len)
 {
+    struct link_up *link = arg;
     struct arena a;
     struct error err;
+    (void)d;
     arena_init(&a, MESSAGE_ARENA);
     bool hello = link->state == LINK_HELLO;
     ProtobufCMessage *m = reflect_unpack(hello ? &boost__hello__descriptor : &boost__controller_message__descriptor,
@@ -241,55 +264,22 @@ static void take_payload(struct link_up *link, const uint8_t *payload, size_t le
     arena_free(&a);
 }
 
-static void give_room(uv_handle_t *handle, size_t suggested, uv_buf_t *out)
+static void on_broken(void *arg, struct dial *d, const struct error *why)
 {
-    (void)suggested;
-    struct connection *c = handle->data;
-    uint8_t *at = buffer_reserve(&c->in, READ_CHUNK);
-    *out = uv_buf_init((char *)at, at ? READ_CHUNK : 0);
-}
-
-static void received(uv_stream_t *stream, ssize_t n, const uv_buf_t *unused)
-{
-    (void)unused;
-    struct connection *c = stream->data;
-    if (!c->link || n == 0)
-        return;
-    if (n < 0) {
-        fail(c->link, n == UV_EOF ? "it closed the connection" : uv_strerror((int)n), NULL);
-        return;
-    }
-    c->in.len += (size_t)n;
-    size_t done = 0;
-    while (c->link) { /* a message may end the connection */
-        const uint8_t *payload;
-        size_t len, used;
-        struct error err;
-        if (frame_next(c->in.data + done, c->in.len - done, &payload, &len, &used, &err)) {
-            fail(c->link, err.message, NULL);
-            return;
-        }
-        if (!used)
-            break;
-        done += used;
-        take_payload(c->link, payload, len);
-    }
-    if (c->link)
-        buffer_consume(&c->in, done);
+    struct link_up *link = arg;
+    (void)d;
+    if (why->code == ERR_REFUSED)
+        fail_as(link, link->state == LINK_UP ? "lost" : "not taken by", why->message, why->hint);
+    else
+        fail(link, why->message, why->hint);
 }
 
 /* ---- connecting ---- */
 
-static void connected(uv_connect_t *request, int status)
+static void on_connected(void *arg, struct dial *d)
 {
-    struct connection *c = request->handle->data;
-    struct link_up *link = c->link;
-    if (!link)
-        return;
-    if (status < 0) {
-        fail(link, uv_strerror(status), NULL);
-        return;
-    }
+    struct link_up *link = arg;
+    (void)d;
     Boost__Hello hello = BOOST__HELLO__INIT;
     hello.has_protocol = hello.has_protocol_min = hello.has_component = true;
     hello.protocol = FRAME_PROTOCOL_VERSION;
@@ -299,33 +289,92 @@ static void connected(uv_connect_t *request, int status)
     hello.version = (char *)(uintptr_t)boost_version();
     hello.node = link->node;
     link->state = LINK_HELLO;
-    if (!send_frame(link, &hello.base) || uv_read_start((uv_stream_t *)&c->pipe, give_room, received) < 0)
+    expect_answer(link);
+    if (!send_frame(link, &hello.base))
         fail(link, "cannot talk on the connection", NULL);
+}
+
+/* Whose certificate it is, and when its files were last changed. */
+static int load_tls(struct link_up *link, struct error *err)
+{
+    const char *const files[] = {link->way.tls.certificate, link->way.tls.key, link->way.tls.ca};
+    struct timespec now[3] = {0};
+    bool changed = !link->tls;
+    for (int i = 0; i < 3; i++) {
+        struct stat st;
+        if (stat(files[i], &st) == 0)
+            now[i] = st.st_mtim;
+        changed = changed || now[i].tv_sec != link->read[i].tv_sec || now[i].tv_nsec != link->read[i].tv_nsec;
+    }
+    if (!changed)
+        return ERR_OK;
+    struct tls_context *fresh;
+    struct tls_peer own;
+    int rc = tls_context_create(false, &link->way.tls, &own, &fresh, err);
+    if (rc)
+        return rc;
+    if (own.role != TLS_NODE || strcmp(own.name, link->node) != 0) {
+        tls_context_free(fresh);
+        error_set(err, ERR_REFUSED, "the certificate %s is of %s %s, this is node %s", files[0],
+                  tls_role_name(own.role), own.name, link->node);
+        return error_hint(err, "make its own: deploy/make-certs.sh DIR node %s; or set --node", link->node);
+    }
+    if (link->tls)
+        log_line(LOG_INFO, "certificates have changed and are read again");
+    tls_context_free(link->tls);
+    link->tls = link->target.tls = fresh;
+    memcpy(link->read, now, sizeof now);
+    return ERR_OK;
 }
 
 static void try_connect(uv_timer_t *timer)
 {
     struct link_up *link = timer->data;
-    struct connection *c = calloc(1, sizeof *c);
-    if (!c || uv_pipe_init(link->loop, &c->pipe, 0) < 0) {
-        free(c);
-        wait_and_retry(link);
-        return;
-    }
-    buffer_init(&c->in, LIMIT_FRAME + FRAME_HEADER + READ_CHUNK);
-    c->pipe.data = c;
-    c->link = link;
-    link->connection = c;
+    const struct dial_ops ops = {.arg = link, .connected = on_connected, .frame = on_frame, .broken = on_broken};
+    struct error err;
+    if (far(link) && load_tls(link, &err))
+        log_error(LOG_WARN, &err, "certificates have changed and cannot be used: those read before stay");
+    link->target.address = far(link) ? &link->addresses[link->at] : NULL;
     link->state = LINK_CONNECTING;
-    uv_timer_start(&link->timer, no_answer, ANSWER_MS, 0);
-    uv_pipe_connect(&c->connect, &c->pipe, link->path, connected);
+    if (dial_open(link->loop, &link->target, &ops, &link->dial, &err))
+        fail(link, err.message, err.hint);
+    else
+        uv_timer_start(&link->timer, no_answer, far(link) ? FAR_CONNECT_MS : ANSWER_MS, 0);
 }
 
-int link_up_create(uv_loop_t *loop, const char *socket_path, const char *node, const struct link_up_ops *ops,
+/* ---- making and ending ---- */
+
+static int set_way(struct link_up *link, const struct link_up_way *way, struct error *err)
+{
+    link->way = *way;
+    link->target.timeout_ms = FAR_TIMEOUT_MS;
+    if (way->socket_path) {
+        if (strlen(way->socket_path) >= SOCKET_PATH_MAX)
+            return error_set(err, ERR_INVALID, "socket path is longer than %d bytes: %s", SOCKET_PATH_MAX - 1,
+                             way->socket_path);
+        snprintf(link->path, sizeof link->path, "%s", way->socket_path);
+        link->way.socket_path = link->target.path = link->path;
+        return ERR_OK;
+    }
+    if (way->n_addresses > MAX_ADDRESSES)
+        return error_set(err, ERR_INVALID, "controller_address: %zu addresses, the limit is %d", way->n_addresses,
+                         MAX_ADDRESSES);
+    int rc = ERR_OK;
+    for (size_t i = 0; !rc && i < way->n_addresses; i++)
+        rc = address_parse(way->addresses[i], false, "controller_address", &link->addresses[i], err);
+    return rc ? rc : load_tls(link, err);
+}
+
+static void free_link(struct link_up *link)
+{
+    tls_context_free(link->tls);
+    free(link->node);
+    free(link);
+}
+
+int link_up_create(uv_loop_t *loop, const struct link_up_way *way, const char *node, const struct link_up_ops *ops,
                    struct link_up **out, struct error *err)
 {
-    if (strlen(socket_path) >= SOCKET_PATH_MAX)
-        return error_set(err, ERR_INVALID, "socket path is longer than %d bytes: %s", SOCKET_PATH_MAX - 1, socket_path);
     struct link_up *link = calloc(1, sizeof *link);
     char *name = strdup(node);
     if (!link || !name) {
@@ -334,7 +383,13 @@ int link_up_create(uv_loop_t *loop, const char *socket_path, const char *node, c
         return error_set(err, ERR_NOMEM, "no memory for the connection to the controller");
     }
     *link = (struct link_up){.loop = loop, .ops = ops, .node = name, .backoff_ms = BACKOFF_MIN_MS};
-    snprintf(link->path, sizeof link->path, "%s", socket_path);
+    int rc = set_way(link, way, err);
+    if (!rc && far(link))
+        rc = heart_create(loop, link->node, &link->target, &link->heart, err);
+    if (rc) {
+        free_link(link);
+        return rc;
+    }
     uv_timer_init(loop, &link->timer);
     link->timer.data = link;
     uv_timer_start(&link->timer, try_connect, 0, 0);
@@ -344,9 +399,7 @@ int link_up_create(uv_loop_t *loop, const char *socket_path, const char *node, c
 
 static void timer_closed(uv_handle_t *handle)
 {
-    struct link_up *link = handle->data;
-    free(link->node);
-    free(link);
+    free_link(handle->data);
 }
 
 void link_up_close(struct link_up *link)
@@ -355,5 +408,6 @@ void link_up_close(struct link_up *link)
         return;
     link->state = LINK_CLOSED;
     drop_connection(link);
+    heart_close(link->heart);
     uv_close((uv_handle_t *)&link->timer, timer_closed);
 }

@@ -1,5 +1,6 @@
 /* The agent's connection to its controller: hello, Register, heartbeats, reconnect with
- * back-off. Losing it means nothing to the ranks. All on the agent's loop. */
+ * back-off and jitter. Losing it means nothing to the ranks. By TCP, heartbeats have a connection of their own
+ * (agent_heart), and several addresses (a standby) are tried in turn. All on the agent's loop. */
 #ifndef BOOST_DAEMON_AGENT_LINK_UP_H
 #define BOOST_DAEMON_AGENT_LINK_UP_H
 
@@ -7,8 +8,10 @@
 #include <stddef.h>
 #include <uv.h>
 
+#include "proto/address.h"
 #include "proto/agent.pb-c.h"
 #include "proto/base/error.h"
+#include "proto/tls.h"
 
 struct link_up_ops {
     void *arg;
@@ -24,9 +27,20 @@ struct link_up_ops {
 
 struct link_up;
 
-/* Starts connecting. socket_path and node are copied, ops stays the caller's. */
-MUST_USE int link_up_create(uv_loop_t *loop, const char *socket_path, const char *node, const struct link_up_ops *ops,
-                            struct link_up **out, struct error *err);
+struct link_up_way {
+    const char *socket_path; /* of a Unix socket; NULL: by TCP */
+    char *const *addresses;  /* host:port */
+    size_t n_addresses;
+    struct tls_files tls; /* read now, and again whenever they have changed */
+};
+
+/* Starts connecting. Way and node are copied, except for the texts of addresses and tls, which like ops stay the
+ * caller's.
+ * ERR_INVALID: an address; ERR_REFUSED: certificates that cannot be used, or that are not of this node. */
+MUST_USE int link_up_create(uv_loop_t *loop, const struct link_up_way *way, const char *node,
+                            const struct link_up_ops *ops, struct link_up **out, struct error *err);
+/* Where it is connected to, or tries to; for messages. */
+const char *link_up_where(const struct link_up *link);
 /* Closes without `lost`; the memory goes once the loop has run the close callbacks. */
 void link_up_close(struct link_up *link);
 
@@ -35,7 +49,7 @@ bool link_up_send(struct link_up *link, const Boost__AgentMessage *message);
 bool link_up_ready(const struct link_up *link); /* NULL: no */
 /* Breaks the connection, so that the next Register says what has changed. */
 void link_up_again(struct link_up *link, const char *why);
-/* Bytes accepted by link_up_send that the socket has not taken yet. */
+/* Bytes accepted by link_up_send that the kernel has not taken yet. */
 size_t link_up_queued(const struct link_up *link);
 
 #endif

@@ -15,7 +15,7 @@
 #include "proto/version.h"
 
 enum { EXIT_USAGE = 2, EXIT_IN_USE = 5 };
-enum { MAX_SETS = 64, FIELD_OPTIONS = 4, ASSIGNMENT = PATH_MAX + 64, CONFIG_ARENA = 4 << 20 };
+enum { MAX_SETS = 64, FIELD_OPTIONS = 5, ASSIGNMENT = PATH_MAX + 64, CONFIG_ARENA = 4 << 20 };
 
 struct options {
     const char *config, *keeper, *worker, *controller_socket;
@@ -31,7 +31,9 @@ static void usage(FILE *out)
           "Runs the ranks of this node for boostd.\n"
           "  --config FILE             configuration (default " CONFIG_AGENT_PATH " if it is there)\n"
           "  --state-dir DIR           run directories, logs\n"
-          "  --controller-socket PATH  boostd's socket\n"
+          "  --controller-socket PATH  boostd's socket, on the same machine\n"
+          "  --controller HOST:PORT    boostd on another machine, by TCP with TLS (controller_address of the\n"
+          "                            configuration, which may name several); certificates: tls_certificate, ...\n"
           "  --node NAME               this node's name (default: the host name)\n"
           "  --cpu-slots N             ranks at once (default: cores)\n"
           "  --log-level LEVEL         debug, info, warn, error\n"
@@ -54,11 +56,12 @@ static void add_set(struct options *o, const char *field, const char *value)
 /* -1: go on; else the exit status. */
 static int parse(int argc, char **argv, struct options *o)
 {
-    enum { CONFIG = 1, STATE_DIR, SOCKET, NODE, SLOTS, LEVEL, SET, KEEPER, WORKER, HELP, VERSION };
+    enum { CONFIG = 1, STATE_DIR, SOCKET, CONTROLLER, NODE, SLOTS, LEVEL, SET, KEEPER, WORKER, HELP, VERSION };
     static const struct option long_options[] = {
         {"config", required_argument, NULL, CONFIG},
         {"state-dir", required_argument, NULL, STATE_DIR},
         {"controller-socket", required_argument, NULL, SOCKET},
+        {"controller", required_argument, NULL, CONTROLLER},
         {"node", required_argument, NULL, NODE},
         {"cpu-slots", required_argument, NULL, SLOTS},
         {"log-level", required_argument, NULL, LEVEL},
@@ -69,8 +72,11 @@ static int parse(int argc, char **argv, struct options *o)
         {"version", no_argument, NULL, VERSION},
         {0},
     };
-    static const char *const fields[] = {
-        [STATE_DIR] = "state_dir", [NODE] = "node", [SLOTS] = "cpu_slots", [LEVEL] = "log_level"};
+    static const char *const fields[] = {[STATE_DIR] = "state_dir",
+                                         [CONTROLLER] = "controller_address",
+                                         [NODE] = "node",
+                                         [SLOTS] = "cpu_slots",
+                                         [LEVEL] = "log_level"};
     unsigned seen = 0;
     for (int c; (c = getopt_long(argc, argv, "", long_options, NULL)) != -1;) {
         switch (c) {
@@ -100,6 +106,7 @@ static int parse(int argc, char **argv, struct options *o)
             printf("boost-agent %s (%s)\n", boost_version(), boost_build_id());
             return 0;
         case STATE_DIR:
+        case CONTROLLER:
         case NODE:
         case SLOTS:
         case LEVEL:

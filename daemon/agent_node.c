@@ -139,7 +139,7 @@ static void on_registered(void *arg, const Boost__Registered *answer)
     if (answer->store_id)
         snprintf(agent->store_id, sizeof agent->store_id, "%s", answer->store_id);
     log_line(LOG_INFO, "registered as node %s with the controller at %s (store %s)", agent->node,
-             agent->controller_socket, agent->store_id);
+             link_up_where(agent->link), agent->store_id);
     if (!agent->was_registered) {
         printf("boost-agent ready node=%s\n", agent->node);
         fflush(stdout);
@@ -318,7 +318,7 @@ static int start_parts(struct agent *agent, struct error *err)
     if (!rc)
         rc = rendezvous_listen(agent, &agent->rendezvous, err);
     if (!rc) /* before anything is adopted: to be asked whether it is up */
-        rc = link_up_create(agent->loop, agent->controller_socket, agent->node, &agent->link_ops, &agent->link, err);
+        rc = link_up_create(agent->loop, &agent->way, agent->node, &agent->link_ops, &agent->link, err);
     return rc ? rc : attempts_load(agent, err);
 }
 
@@ -370,6 +370,22 @@ static void close_all(struct agent *agent)
         close(agent->lock_fd);
 }
 
+/* The socket that the command line names, else the configuration's addresses, else the socket of the environment, the
+ * configuration or the default. */
+static int find_way(struct agent *agent, const struct agent_setup *setup, struct error *err)
+{
+    const Boost__AgentConfig *config = setup->config;
+    agent->way = (struct link_up_way){
+        .addresses = config->controller_address,
+        .n_addresses = config->n_controller_address,
+        .tls = {.certificate = config->tls_certificate, .key = config->tls_key, .ca = config->tls_ca}};
+    if (config->n_controller_address && !setup->controller_socket)
+        return ERR_OK;
+    agent->way.socket_path = agent->controller_socket;
+    return socket_path_find(SOCKET_CONNECT, setup->controller_socket, config->controller_socket,
+                            agent->controller_socket, err);
+}
+
 int agent_run(const struct agent_setup *setup, struct error *err)
 {
     static uv_loop_t loop; /* a thread that never comes back may still look at both */
@@ -380,8 +396,7 @@ int agent_run(const struct agent_setup *setup, struct error *err)
     snprintf(agent.worker_path, sizeof agent.worker_path, "%s", setup->worker_path);
     int rc = identify(&agent, err);
     if (!rc)
-        rc = socket_path_find(SOCKET_CONNECT, setup->controller_socket, setup->config->controller_socket,
-                              agent.controller_socket, err);
+        rc = find_way(&agent, setup, err);
     if (!rc)
         rc = make_dirs(&agent, err);
     if (!rc)

@@ -34,6 +34,7 @@ struct agent {
     int cores, cpu_slots;
     int64_t memory_mib;
     char store_id[17]; /* of the controller, "" before it first took us */
+    struct link_up_way way; /* to the controller */
     struct link_up_ops link_ops;
     struct link_up *link;
     struct agent_attempt *attempts;

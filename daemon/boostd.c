@@ -16,12 +16,14 @@
 #include "proto/socket_path.h"
 #include "proto/version.h"
 
-enum { MAX_SETS = 64, CONFIG_ARENA = 4 << 20, EXIT_USAGE = 2, EXIT_IN_USE = 5 };
+enum { MAX_SETS = 64, ASSIGNMENT = 320, MAX_LISTEN = 16, CONFIG_ARENA = 4 << 20, EXIT_USAGE = 2, EXIT_IN_USE = 5 };
 
 struct options {
     const char *config, *state_dir, *socket, *log_level;
     const char *sets[MAX_SETS];
     size_t n_sets;
+    char listen[MAX_LISTEN][ASSIGNMENT]; /* --listen, as assignments */
+    size_t n_listen;
     int ready_fd;
     bool done; /* --help or --version: nothing else to do */
 };
@@ -34,12 +36,15 @@ static const char usage[] =
     "  --state-dir DIR     where jobs, events and metrics are kept\n"
     "  --socket PATH       Unix socket to listen on ($BOOST_SOCKET, $XDG_RUNTIME_DIR/boost/boostd.sock,\n"
     "                      as root /run/boost/boostd.sock)\n"
+    "  --listen HOST:PORT  also by TCP with TLS, for agents and boostctl of other machines; may be repeated\n"
+    "                      (certificates: tls_certificate, tls_key, tls_ca of the configuration)\n"
     "  --log-level LEVEL   debug, info, warn or error\n"
     "  --set FIELD=VALUE   overrides one field of the configuration; may be repeated\n"
     "  --ready-fd N        writes a newline to this descriptor once it listens\n"
     "  --help, --version\n"
     "\n"
-    "Once it listens it prints \"boostd ready socket=PATH store=ID\". SIGTERM ends it; ranks keep running.\n";
+    "Once it listens it prints \"boostd ready socket=PATH store=ID\", with --listen also \"listen=ADDRESS,...\".\n"
+    "SIGTERM ends it; ranks keep running. SIGHUP reads the certificates again.\n";
 
 static int parse_ready_fd(const char *text, int *out, struct error *err)
 {
@@ -54,13 +59,31 @@ static int parse_ready_fd(const char *text, int *out, struct error *err)
     return ERR_OK;
 }
 
+static int add_set(struct options *o, const char *assignment, struct error *err)
+{
+    if (o->n_sets == MAX_SETS)
+        return error_set(err, ERR_USAGE, "more than %d --set options", MAX_SETS);
+    o->sets[o->n_sets++] = assignment;
+    return ERR_OK;
+}
+
+static int add_listen(struct options *o, const char *address, struct error *err)
+{
+    if (o->n_listen == MAX_LISTEN || strlen(address) > ASSIGNMENT - sizeof "listen=")
+        return error_set(err, ERR_USAGE, "--listen %.80s: more than %d of them, or too long", address, MAX_LISTEN);
+    char *text = o->listen[o->n_listen++];
+    snprintf(text, ASSIGNMENT, "listen=%s", address);
+    return add_set(o, text, err);
+}
+
 static int parse_options(int argc, char **argv, struct options *o, struct error *err)
 {
-    enum { CONFIG = 256, STATE_DIR, SOCKET, LOG_LEVEL, SET, READY_FD, HELP, VERSION };
+    enum { CONFIG = 256, STATE_DIR, SOCKET, LISTEN, LOG_LEVEL, SET, READY_FD, HELP, VERSION };
     static const struct option known[] = {
         {"config", required_argument, NULL, CONFIG},
         {"state-dir", required_argument, NULL, STATE_DIR},
         {"socket", required_argument, NULL, SOCKET},
+        {"listen", required_argument, NULL, LISTEN},
         {"log-level", required_argument, NULL, LOG_LEVEL},
         {"set", required_argument, NULL, SET},
         {"ready-fd", required_argument, NULL, READY_FD},
@@ -85,11 +108,11 @@ static int parse_options(int argc, char **argv, struct options *o, struct error 
         case LOG_LEVEL:
             o->log_level = optarg;
             break;
+        case LISTEN:
+            rc = add_listen(o, optarg, err);
+            break;
         case SET:
-            if (o->n_sets == MAX_SETS)
-                rc = error_set(err, ERR_USAGE, "more than %d --set options", MAX_SETS);
-            else
-                o->sets[o->n_sets++] = optarg;
+            rc = add_set(o, optarg, err);
             break;
         case READY_FD:
             rc = parse_ready_fd(optarg, &o->ready_fd, err);
@@ -155,9 +178,16 @@ static int load(const struct options *o, struct arena *a, Boost__BoostdConfig **
 }
 
 /* Whoever started it may wait for either of these. */
-static void announce(const struct options *o, const char *socket_path, const struct store *store)
+static void announce(const struct options *o, const char *socket_path, const struct store *store,
+                     const struct server *server)
 {
-    printf("boostd ready socket=%s store=%s\n", socket_path, store_id(store));
+    printf("boostd ready socket=%s store=%s", socket_path, store_id(store));
+    const char *address;
+    for (size_t i = 0; (address = server_address(server, i)); i++) {
+        log_line(LOG_INFO, "listens with TLS on %s", address);
+        printf("%s%s", i ? "," : " listen=", address);
+    }
+    printf("\n");
     fflush(stdout);
     struct error err;
     if (o->ready_fd >= 0 && fs_write_all(o->ready_fd, "\n", 1, &err))
@@ -192,7 +222,7 @@ static int run(const struct options *o, const Boost__BoostdConfig *config, struc
     if (!rc) {
         log_line(LOG_INFO, "boostd %s (%s) listens on %s, state in %s, store %s", boost_version(), boost_build_id(),
                  socket_path, config->state_dir, store_id(store));
-        announce(o, socket_path, store);
+        announce(o, socket_path, store, server);
         server_run(server);
     }
     bool stopped = !server || server_stop(server);

@@ -69,6 +69,9 @@ const char *core_store_id(const struct core *c);
  * and unbind it when this fails. Another instance of an agent whose connection still lives (connected and heard of
  * within suspect_ms) makes it ERR_REFUSED; a bad name or missing field ERR_PROTOCOL. */
 MUST_USE int core_agent_register(struct core *c, const Boost__Register *msg, struct error *err);
+/* A heartbeat of the registered instance that came another way than its messages do: the node lives, even while it is
+ * not connected (for six times node_timeout_ms). */
+void core_agent_alive(struct core *c, const char *node, const char *instance);
 /* Every other message. A report of a fenced or unknown attempt is counted, answered with FENCE or FORGET, never
  * applied. */
 void core_agent_message(struct core *c, const char *node, const Boost__AgentMessage *msg);
@@ -87,6 +90,7 @@ int64_t core_run(struct core *c);
 struct core_user {
     uint32_t uid, gid;
     const char *name; /* for display */
+    bool admin;       /* may do all, like root */
 };
 typedef void (*core_reply_fn)(void *arg, int rc, const struct error *err, int64_t job);
 /* Validates (plan_validate), resolves, asks an agent for a preflight unless held or no agent is UP, stores; `reply`

@@ -212,6 +212,7 @@ void core_agent_disconnected(struct core *c, const char *node)
     if (!n || !n->connected)
         return;
     n->connected = false;
+    n->cut_since = now_mono(c);
     for (int i = 0; i < n->n_holdings; i++)
         n->holdings[i].kill_due = 0;
     tasks_lost(c, n);
@@ -503,6 +504,19 @@ static void dispatch(struct core *c, struct node *n, const Boost__AgentMessage *
         c->stats.protocol_errors++;
         break;
     }
+}
+
+void core_agent_alive(struct core *c, const char *node, const char *instance)
+{
+    struct node *n = node_find(c, node);
+    if (!n || !n->registered || !n->instance || strcmp(n->instance, instance) != 0)
+        return;
+    /* Without its other connection it can be told nothing: for a while that is a bad network, then it is no node. */
+    if (!n->connected && (n->liveness == LIVENESS(DOWN) ||
+                          now_mono(c) - n->cut_since > CORE_HEART_ALONE * c->node_timeout_ns))
+        return;
+    node_seen(c, n);
+    change_commit(c);
 }
 
 void core_agent_message(struct core *c, const char *node, const Boost__AgentMessage *msg)

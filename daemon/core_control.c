@@ -275,9 +275,9 @@ void core_control(struct core *c, Boost__ControlRequest__Verb verb, int64_t id, 
         rc = error_set(&err, ERR_NOT_FOUND, "no job %" PRId64, id);
         goto out;
     }
-    if (user->uid != 0 && user->uid != c->ops.uid && user->uid != job->uid) {
+    if (!user->admin && user->uid != 0 && user->uid != c->ops.uid && user->uid != job->uid) {
         rc = error_set(&err, ERR_REFUSED, "job %" PRId64 " belongs to %s (uid %u)", id, job->user, job->uid);
-        error_hint(&err, "only its owner, root and the user of boostd may do that");
+        error_hint(&err, "only its owner, root, an admin and the user of boostd may do that");
         goto out;
     }
     switch (verb) {

@@ -26,6 +26,7 @@
 #define CORE_FINAL_NS     (5 * NS_PER_S)  /* a clean end waits for word of its last checkpoint   */
 #define CORE_CAUSE_NS     NS_PER_S        /* a failure waits for the ends that came before it    */
 #define CORE_STORE_NS     (5 * NS_PER_S)  /* a user waits for a store that cannot write          */
+#define CORE_HEART_ALONE  6              /* node time-outs that heartbeats alone keep a node up    */
 #define CORE_RETRY_NS     (5 * NS_PER_S)  /* between tries of a task or a start                  */
 #define CORE_STOP_MIN_NS  (30 * NS_PER_S) /* the least automatic stop grace                      */
 #define CORE_TASK_TRIES   3
@@ -65,6 +66,7 @@ struct node {
     Boost__NodeLiveness__Value liveness;
     bool registered; /* in this run of the controller */
     bool connected;
+    int64_t cut_since; /* mono ns, while it is not connected */
     int64_t last_seen; /* mono ns; the controller's start until it is heard of */
     struct holding *holdings;
     int n_holdings;

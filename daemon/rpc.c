@@ -308,6 +308,47 @@ static void named(void *arg, int rc)
     dispatch(call);
 }
 
+static void dispatch_or_name(struct rpc_call *call)
+{
+    const struct session *s = call->session;
+    const struct tls_peer *peer = session_peer(s);
+    struct users *users = call->rpc->users;
+    call->user = (struct core_user){.uid = s->uid,
+                                    .gid = s->gid,
+                                    .name = users_name(users, s->uid),
+                                    .admin = peer && peer->role == TLS_ADMIN};
+    if (call->user.name)
+        dispatch(call);
+    else
+        users_lookup(users, s->uid, named, call);
+}
+
+/* The certificate's user, on this machine. */
+static void found(void *arg, int rc, uid_t uid, gid_t gid)
+{
+    struct rpc_call *call = arg;
+    if (call_abandoned(call))
+        return;
+    struct session *s = call->session;
+    if (!rc) {
+        s->uid = uid;
+        s->gid = gid;
+        s->uid_known = true;
+        dispatch_or_name(call);
+        return;
+    }
+    struct error err;
+    const char *name = session_peer(s)->name;
+    if (rc == ERR_NOT_FOUND) {
+        error_set(&err, ERR_REFUSED, "your certificate is of user %s, whom the controller's machine does not know",
+                  name);
+        error_hint(&err, "make the account there (the same uid as on the nodes), or use another user's certificate");
+    } else {
+        error_set(&err, (enum error_code)rc, "cannot look up user %s of your certificate", name);
+    }
+    call_fail(call, &err);
+}
+
 int rpc_frame(struct rpc *rpc, struct session *s, const uint8_t *payload, size_t len, struct error *err)
 {
     struct rpc_call *call = calloc(1, sizeof *call);
@@ -327,14 +368,26 @@ int rpc_frame(struct rpc *rpc, struct session *s, const uint8_t *payload, size_t
     call->session = s;
     call->request = (const Boost__Request *)m;
     call->id = call->request->id;
-    call->user = (struct core_user){.uid = s->uid, .gid = s->gid, .name = users_name(rpc->users, s->uid)};
     link_call(call, CALL_BUSY);
     session_request_begin(s);
-    if (call->user.name)
-        dispatch(call);
+    if (s->uid_known)
+        dispatch_or_name(call);
     else
-        users_lookup(rpc->users, s->uid, named, call);
+        users_find(rpc->users, session_peer(s)->name, found, call);
     return ERR_OK;
+}
+
+int rpc_opened(const struct session *s, struct error *err)
+{
+    const struct tls_peer *peer = session_peer(s);
+    if (!peer || peer->role == TLS_USER || peer->role == TLS_ADMIN)
+        return ERR_OK;
+    if (peer->role == TLS_NOBODY)
+        error_set(err, ERR_REFUSED, "your certificate does not say whose it is");
+    else
+        error_set(err, ERR_REFUSED, "your certificate is of %s %s, not of a user", tls_role_name(peer->role),
+                  peer->name);
+    return error_hint(err, "use a user's certificate: deploy/make-certs.sh DIR user NAME");
 }
 
 void rpc_drained(struct rpc *rpc, struct session *s)

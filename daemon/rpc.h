@@ -29,6 +29,7 @@ void rpc_set_core(struct rpc *rpc, struct core *core);
 void rpc_destroy(struct rpc *rpc);
 
 /* session_handler's, for a CTL session. */
+MUST_USE int rpc_opened(const struct session *s, struct error *err);
 MUST_USE int rpc_frame(struct rpc *rpc, struct session *s, const uint8_t *payload, size_t len, struct error *err);
 void rpc_drained(struct rpc *rpc, struct session *s);
 void rpc_closed(struct rpc *rpc, struct session *s);

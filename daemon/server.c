@@ -12,6 +12,7 @@
 #include "daemon/agent_link.h"
 #include "daemon/core.h"
 #include "daemon/listener.h"
+#include "daemon/listener_tcp.h"
 #include "daemon/log.h"
 #include "daemon/rpc.h"
 #include "daemon/session.h"
@@ -29,7 +30,10 @@ struct server {
     struct agent_link agents;
     struct session_set sessions;
     struct listener listener;
-    uv_pipe_t pipe;      /* listening */
+    struct tcp_listeners tcp;
+    struct tls_files tls_files; /* of the configuration */
+    struct tls_context *tls;    /* NULL: no TCP */
+    uv_pipe_t pipe;             /* listening */
     uv_prepare_t settle; /* before every sleep */
     uv_timer_t due;
     uv_poll_t store_poll;
@@ -89,7 +93,7 @@ static bool is_agent(const struct session *s)
 static int on_opened(void *arg, struct session *s, struct error *err)
 {
     struct server *server = arg;
-    return is_agent(s) ? agent_link_opened(&server->agents, s, err) : ERR_OK;
+    return is_agent(s) ? agent_link_opened(&server->agents, s, err) : rpc_opened(s, err);
 }
 
 static int on_frame(void *arg, struct session *s, const uint8_t *payload, size_t len, struct error *err)
@@ -122,13 +126,61 @@ static void on_connection(uv_stream_t *listener, int status)
         log_line(LOG_WARN, "cannot accept a connection: %s", uv_strerror(status));
         return;
     }
-    if (session_accept(&server->sessions, listener, &err)) {
+    int rc = listener == (uv_stream_t *)&server->pipe
+                 ? session_accept(&server->sessions, listener, &err)
+                 : session_accept_tls(&server->sessions, listener, server->tls, &err);
+    if (rc) {
         log_error(LOG_WARN, &err, "a connection was dropped");
     } else if (server->sessions.count > MAX_SESSIONS) {
-        log_line(LOG_WARN, "over %d connections: one of uid %u (pid %d) was dropped", MAX_SESSIONS,
-                 (unsigned)server->sessions.first->uid, (int)server->sessions.first->pid);
+        log_line(LOG_WARN, "over %d connections: one (%s) was dropped", MAX_SESSIONS, server->sessions.first->who);
         session_close(server->sessions.first);
     }
+}
+
+/* ---- TLS ----------------------------------------------------------------------- */
+
+/* Connections that are there keep what they began with. */
+static int load_tls(struct server *server, struct error *err)
+{
+    struct tls_context *fresh;
+    struct tls_peer own;
+    int rc = tls_context_create(true, &server->tls_files, &own, &fresh, err);
+    if (rc)
+        return rc;
+    if (own.role != TLS_CONTROLLER) {
+        tls_context_free(fresh);
+        error_set(err, ERR_REFUSED, "the certificate %s is of %s %s, not of a controller",
+                  server->tls_files.certificate, tls_role_name(own.role), own.name);
+        return error_hint(err, "deploy/make-certs.sh DIR controller NAME --san HOST makes one for boostd");
+    }
+    tls_context_free(server->tls);
+    server->tls = fresh;
+    return ERR_OK;
+}
+
+static void reload_tls(struct server *server)
+{
+    struct error err;
+    if (load_tls(server, &err))
+        log_error(LOG_ERROR, &err, "SIGHUP: the certificates in use stay");
+    else
+        log_line(LOG_INFO, "SIGHUP: certificates are read again; the rest of the configuration needs a restart");
+}
+
+static int listen_tcp(struct server *server, const Boost__BoostdConfig *config, struct error *err)
+{
+    if (!config->n_listen)
+        return ERR_OK;
+    server->tls_files = (struct tls_files){
+        .certificate = config->tls_certificate, .key = config->tls_key, .ca = config->tls_ca};
+    int rc = load_tls(server, err);
+    return rc ? rc : tcp_listeners_open(server->loop, config->listen, config->n_listen, on_connection, server,
+                                        &server->tcp, err);
+}
+
+const char *server_address(const struct server *server, size_t i)
+{
+    return i < server->tcp.n ? server->tcp.list[i]->text : NULL;
 }
 
 /* ---- the loop ------------------------------------------------------------------ */
@@ -165,6 +217,10 @@ static void on_store(uv_poll_t *poll, int status, int events)
 static void on_signal(uv_signal_t *handle, int number)
 {
     struct server *server = handle->data;
+    if (number == SIGHUP && server->tls) {
+        reload_tls(server);
+        return;
+    }
     if (number == SIGHUP) {
         log_line(LOG_WARN, "SIGHUP: boostd does not reload its configuration; restart it, ranks keep running");
         return;
@@ -263,11 +319,13 @@ int server_create(uv_loop_t *loop, const Boost__BoostdConfig *config, struct sto
         rc = core_create(config, &table, &ops, &server->core, err);
     if (!rc) {
         rpc_set_core(server->rpc, server->core);
-        server->agents = (struct agent_link){.core = server->core, .sessions = &server->sessions};
+        server->agents.core = server->core;
         rc = listener_open(&server->listener, socket_path, err);
     }
     if (!rc)
         rc = make_handles(server, err);
+    if (!rc)
+        rc = listen_tcp(server, config, err);
     *out = server;
     return rc;
 }
@@ -276,6 +334,7 @@ bool server_stop(struct server *server)
 {
     /* The pipe closes the descriptor, the listener removes the file. */
     listener_close(&server->listener);
+    tcp_listeners_close(&server->tcp);
     session_set_close(&server->sessions);
     for (size_t i = 0; i < server->handles; i++)
         uv_close(handle_at(server, i), NULL);
@@ -296,6 +355,9 @@ void server_destroy(struct server *server)
     if (server->core)
         core_destroy(server->core);
     rpc_destroy(server->rpc);
+    agent_link_free(&server->agents);
+    tcp_listeners_free(&server->tcp);
+    tls_context_free(server->tls);
     users_free(&server->users);
     free(server);
 }

@@ -4,27 +4,37 @@
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 
 #include "daemon/log.h"
+#include "daemon/tcp_tune.h"
+#include "proto/address.h"
 #include "proto/base/arena.h"
 #include "proto/frame.h"
 #include "proto/reflect.h"
 #include "proto/version.h"
 
-enum { HELLO_ARENA = 64 << 10, KEEP_BUFFER = 64 << 10, SWEEP_MS = 1000 };
+enum { HELLO_ARENA = 64 << 10, KEEP_BUFFER = 64 << 10, SWEEP_MS = 1000, TCP_TIMEOUT_MS = 30000 };
 
 static void process(struct session *s);
 
 /* ---- closing ----------------------------------------------------------------- */
+
+static bool half_open(const struct session *s)
+{
+    return s->io.handle.type == UV_TCP && !s->greeted;
+}
 
 static void on_closed(uv_handle_t *handle)
 {
     struct session *s = handle->data;
     struct session_set *set = s->set;
     set->handler.closed(set->handler.arg, s);
+    if (half_open(s))
+        set->half_open--;
     if (s->prev)
         s->prev->next = s->next;
     else
@@ -35,6 +45,7 @@ static void on_closed(uv_handle_t *handle)
     buffer_free(&s->in);
     buffer_free(&s->out);
     buffer_free(&s->in_flight);
+    tls_free(s->tls);
     free(s);
 }
 
@@ -43,7 +54,7 @@ void session_close(struct session *s)
     if (s->closing)
         return;
     s->closing = true;
-    uv_close((uv_handle_t *)&s->pipe, on_closed);
+    uv_close(&s->io.handle, on_closed);
 }
 
 static void sweep(uv_timer_t *timer)
@@ -58,8 +69,10 @@ static void sweep(uv_timer_t *timer)
             more = true;
             continue;
         }
-        log_line(LOG_INFO, "connection %" PRIu64 " (uid %u, pid %d): %s; closed", s->serial, (unsigned)s->uid,
-                 (int)s->pid, s->greeted ? "its peer does not read" : "no hello came");
+        log_line(LOG_INFO, "connection %" PRIu64 " (%s): %s; closed", s->serial, s->who,
+                 s->greeted                     ? "its peer does not read"
+                 : s->tls && !tls_ready(s->tls) ? "the TLS handshake did not end in time"
+                                                : "no hello came");
         session_close(s);
     }
     set->timing = more;
@@ -106,22 +119,42 @@ static void on_written(uv_write_t *write, int status)
     resume(s);
 }
 
+/* What is ready for the wire; NULL when the session had to be closed. */
+static struct buffer *wire_bytes(struct session *s)
+{
+    struct error err;
+    if (!s->tls)
+        return &s->out;
+    if (s->out.len && tls_ready(s->tls)) {
+        if (tls_send(s->tls, s->out.data, s->out.len, &err)) {
+            log_error(LOG_WARN, &err, "connection %" PRIu64 " (%s) dropped", s->serial, s->who);
+            session_close(s);
+            return NULL;
+        }
+        buffer_clear(&s->out);
+        if (s->out.cap > KEEP_BUFFER)
+            buffer_free(&s->out);
+    }
+    return tls_out(s->tls);
+}
+
 /* One write at a time: while it is under way, frames gather in `out`. */
 static void flush(struct session *s)
 {
     if (s->closing || s->in_flight.len)
         return;
-    if (!s->out.len) {
-        if (s->ending)
+    struct buffer *ready = wire_bytes(s);
+    if (!ready || !ready->len) {
+        if (ready && s->ending)
             session_close(s);
         return;
     }
     struct buffer swap = s->in_flight;
-    s->in_flight = s->out;
-    s->out = swap;
+    s->in_flight = *ready;
+    *ready = swap;
     uv_buf_t buf = uv_buf_init((char *)s->in_flight.data, (unsigned)s->in_flight.len);
     s->write.data = s;
-    if (uv_write(&s->write, (uv_stream_t *)&s->pipe, &buf, 1, on_written) < 0) {
+    if (uv_write(&s->write, &s->io.stream, &buf, 1, on_written) < 0) {
         buffer_clear(&s->in_flight);
         session_close(s);
     }
@@ -142,8 +175,7 @@ int session_send(struct session *s, const ProtobufCMessage *message, struct erro
     if (rc == ERR_INVALID)
         return rc;
     if (rc) {
-        log_error(LOG_WARN, err, "connection %" PRIu64 " (uid %u, pid %d) dropped", s->serial, (unsigned)s->uid,
-                  (int)s->pid);
+        log_error(LOG_WARN, err, "connection %" PRIu64 " (%s) dropped", s->serial, s->who);
         session_close(s);
         return rc;
     }
@@ -158,7 +190,7 @@ void session_end(struct session *s)
     if (s->closing || s->ending)
         return;
     s->ending = true;
-    uv_read_stop((uv_stream_t *)&s->pipe);
+    uv_read_stop(&s->io.stream);
     s->reading = false;
     set_deadline(s);
     if (!s->processing)
@@ -224,6 +256,8 @@ static int greet(struct session *s, const uint8_t *payload, size_t len, struct e
     if (rc)
         return rc;
     s->deadline_ms = 0;
+    if (half_open(s))
+        s->set->half_open--;
     s->greeted = true;
     return answer_hello(s, NULL);
 }
@@ -231,8 +265,7 @@ static int greet(struct session *s, const uint8_t *payload, size_t len, struct e
 /* The peer broke the contract: tell it, then close. */
 static void fail(struct session *s, const struct error *err)
 {
-    log_error(LOG_INFO, err, "connection %" PRIu64 " (uid %u, pid %d) closed", s->serial, (unsigned)s->uid,
-              (int)s->pid);
+    log_error(LOG_INFO, err, "connection %" PRIu64 " (%s) closed", s->serial, s->who);
     if (s->closing)
         return;
     struct error ignored;
@@ -267,6 +300,45 @@ static void allocate(uv_handle_t *handle, size_t size, uv_buf_t *buf)
     *buf = uv_buf_init((char *)s->set->scratch, sizeof s->set->scratch);
 }
 
+/* The handshake or a record was not good. Somebody who speaks frames without TLS can be told so. */
+static void tls_failed(struct session *s, const struct error *err, bool plain)
+{
+    log_error(LOG_WARN, err, "connection %" PRIu64 " (%s) closed", s->serial, s->who);
+    if (!plain) {
+        session_end(s); /* with the alert that TLS has left */
+        return;
+    }
+    tls_free(s->tls);
+    s->tls = NULL;
+    struct error told;
+    error_set(&told, ERR_PROTOCOL, "this port of boostd speaks TLS only");
+    error_hint(&told, "connect with boostctl --host or controller_address");
+    if (answer_hello(s, &told))
+        session_close(s);
+    else
+        session_end(s);
+}
+
+/* Bytes of the wire into `in`; *over: the peer has said that nothing more comes. Non-zero when the session ends. */
+static int decrypt(struct session *s, const char *data, size_t len, bool *over)
+{
+    struct error err;
+    bool was_ready = tls_ready(s->tls);
+    bool plain = !was_ready && !tls_out(s->tls)->len && !s->in_flight.len && data[0] == 0;
+    int rc = tls_receive(s->tls, data, len, &s->in, &err);
+    if (rc) {
+        tls_failed(s, &err, plain);
+        return rc;
+    }
+    *over = tls_closed(s->tls);
+    if (!was_ready && tls_ready(s->tls)) {
+        const struct tls_peer *peer = tls_peer(s->tls);
+        size_t used = strlen(s->who);
+        snprintf(s->who + used, sizeof s->who - used, ", %s %s", tls_role_name(peer->role), peer->name);
+    }
+    return ERR_OK;
+}
+
 static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
 {
     struct session *s = stream->data;
@@ -276,11 +348,15 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
         session_close(s);
         return;
     }
-    if (buffer_append(&s->in, buf->base, (size_t)n)) {
-        session_close(s);
+    bool over = false;
+    if (s->tls ? decrypt(s, buf->base, (size_t)n, &over) : buffer_append(&s->in, buf->base, (size_t)n)) {
+        if (!s->tls)
+            session_close(s);
         return;
     }
     process(s);
+    if (over)
+        session_close(s);
 }
 
 static void read_on_or_pause(struct session *s)
@@ -291,8 +367,8 @@ static void read_on_or_pause(struct session *s)
     if (want == s->reading)
         return;
     if (!want) {
-        uv_read_stop((uv_stream_t *)&s->pipe);
-    } else if (uv_read_start((uv_stream_t *)&s->pipe, allocate, on_read) < 0) {
+        uv_read_stop(&s->io.stream);
+    } else if (uv_read_start(&s->io.stream, allocate, on_read) < 0) {
         session_close(s);
         return;
     }
@@ -311,6 +387,10 @@ static void process(struct session *s)
         int rc = frame_next(s->in.data + done, s->in.len - done, &payload, &len, &used, &err);
         if (!rc && !used)
             break;
+        if (rc && !s->tls && !s->greeted && tls_looks_like(s->in.data[done])) {
+            error_set(&err, ERR_PROTOCOL, "TLS on boostd's Unix socket, which speaks without");
+            error_hint(&err, "connect to the port that `listen` of boostd's configuration names");
+        }
         if (!rc)
             rc = s->greeted ? s->set->handler.frame(s->set->handler.arg, s, payload, len, &err)
                             : greet(s, payload, len, &err);
@@ -362,7 +442,7 @@ void session_set_close(struct session_set *set)
 static int identify(struct session *s, struct error *err)
 {
     uv_os_fd_t fd;
-    int rc = uv_fileno((const uv_handle_t *)&s->pipe, &fd);
+    int rc = uv_fileno(&s->io.handle, &fd);
     if (rc < 0)
         return error_errno(err, -rc, "descriptor of a connection");
     struct ucred peer;
@@ -371,33 +451,78 @@ static int identify(struct session *s, struct error *err)
         return error_errno(err, errno, "credentials of a connection");
     s->uid = peer.uid;
     s->gid = peer.gid;
-    s->pid = peer.pid;
+    s->uid_known = true;
+    snprintf(s->who, sizeof s->who, "uid %u, pid %d", (unsigned)peer.uid, (int)peer.pid);
     return ERR_OK;
 }
 
-int session_accept(struct session_set *set, uv_stream_t *listener, struct error *err)
+static int tls_begin(struct session *s, struct tls_context *context, struct error *err)
+{
+    struct sockaddr_storage from;
+    int len = sizeof from;
+    char text[ADDRESS_TEXT_MAX] = "?";
+    if (uv_tcp_getpeername(&s->io.tcp, (struct sockaddr *)&from, &len) == 0)
+        address_of((struct sockaddr *)&from, text);
+    snprintf(s->who, sizeof s->who, "%.100s", text);
+    s->uid = (uid_t)-1; /* nobody's, until the certificate's user is looked up */
+    s->gid = (gid_t)-1;
+    tcp_tune(&s->io.tcp, TCP_TIMEOUT_MS);
+    return tls_create(context, NULL, &s->tls, err);
+}
+
+/* One connection in the set, not accepted yet. */
+static struct session *new_session(struct session_set *set, bool tcp, struct error *err)
 {
     struct session *s = calloc(1, sizeof *s);
-    if (!s)
-        return error_set(err, ERR_NOMEM, "no memory for a connection");
-    int rc = uv_pipe_init(set->loop, &s->pipe, 0);
+    if (!s) {
+        error_set(err, ERR_NOMEM, "no memory for a connection");
+        return NULL;
+    }
+    int rc = tcp ? uv_tcp_init(set->loop, &s->io.tcp) : uv_pipe_init(set->loop, &s->io.pipe, 0);
     if (rc < 0) {
         free(s);
-        return error_errno(err, -rc, "cannot make a connection");
+        error_errno(err, -rc, "cannot make a connection");
+        return NULL;
     }
     s->set = set;
-    s->pipe.data = s;
+    s->io.handle.data = s;
     s->serial = ++set->accepted;
     s->next = set->first;
     if (s->next)
         s->next->prev = s;
     set->first = s;
     set->count++;
-    buffer_init(&s->in, FRAME_HEADER + LIMIT_FRAME + sizeof set->scratch);
+    set->half_open += tcp;
+    buffer_init(&s->in, FRAME_HEADER + LIMIT_FRAME + sizeof set->scratch + (tcp ? 4 * TLS_RECORD_MAX : 0));
     buffer_init(&s->out, SESSION_MAX_OUT + FRAME_HEADER + LIMIT_FRAME);
-    buffer_init(&s->in_flight, SESSION_MAX_OUT + FRAME_HEADER + LIMIT_FRAME);
-    rc = uv_accept(listener, (uv_stream_t *)&s->pipe);
-    rc = rc < 0 ? error_errno(err, -rc, "accept") : identify(s, err);
+    buffer_init(&s->in_flight, tcp ? TLS_OUT_MAX : SESSION_MAX_OUT + FRAME_HEADER + LIMIT_FRAME);
+    return s;
+}
+
+static void drop_oldest_half_open(struct session_set *set)
+{
+    struct session *oldest = NULL;
+    for (struct session *s = set->first; s; s = s->next) {
+        if (half_open(s) && !s->closing)
+            oldest = s;
+    }
+    if (!oldest)
+        return;
+    log_line(LOG_WARN, "over %d connections without a hello: the oldest (%s) was dropped", SESSION_MAX_HALF_OPEN,
+             oldest->who);
+    session_close(oldest);
+}
+
+static int accept_on(struct session_set *set, uv_stream_t *listener, struct tls_context *context, struct error *err)
+{
+    struct session *s = new_session(set, context != NULL, err);
+    if (!s)
+        return err->code;
+    int rc = uv_accept(listener, &s->io.stream);
+    if (rc < 0)
+        rc = error_errno(err, -rc, "accept");
+    else
+        rc = context ? tls_begin(s, context, err) : identify(s, err);
     if (rc) {
         session_close(s);
         return rc;
@@ -405,4 +530,21 @@ int session_accept(struct session_set *set, uv_stream_t *listener, struct error 
     set_deadline(s);
     read_on_or_pause(s);
     return ERR_OK;
+}
+
+int session_accept(struct session_set *set, uv_stream_t *listener, struct error *err)
+{
+    return accept_on(set, listener, NULL, err);
+}
+
+int session_accept_tls(struct session_set *set, uv_stream_t *listener, struct tls_context *context, struct error *err)
+{
+    if (set->half_open >= SESSION_MAX_HALF_OPEN)
+        drop_oldest_half_open(set);
+    return accept_on(set, listener, context, err);
+}
+
+const struct tls_peer *session_peer(const struct session *s)
+{
+    return s->tls ? tls_peer(s->tls) : NULL;
 }

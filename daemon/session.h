@@ -1,10 +1,11 @@
-/* One connection to boostd: frames in and out of a Unix stream socket, the hello,
+/* One connection to boostd: frames in and out of a Unix stream socket or, inside TLS, of TCP; the hello,
  * and who is at the other end. What the frames mean is the handler's.
  *
  * A session never lets its peer grow the daemon: reading pauses while more than
  * SESSION_HIGH_WATER bytes wait to be sent or SESSION_MAX_PENDING requests are open;
  * a peer that lets SESSION_MAX_OUT bytes pile up is dropped. One that breaks the
- * protocol gets a Failure and is closed; no other session notices.
+ * protocol gets a Failure and is closed; no other session notices. Of connections by TCP that have not said a good
+ * hello yet there are at most SESSION_MAX_HALF_OPEN: one more, and the oldest of them goes.
  *
  * One thread, the loop's. Handlers may close any session at any time: memory is
  * released only from the loop, after `closed`. */
@@ -19,12 +20,14 @@
 #include "proto/base/buffer.h"
 #include "proto/base/error.h"
 #include "proto/rpc.pb-c.h"
+#include "proto/tls.h"
 
 enum {
     SESSION_HIGH_WATER = 1 << 20, /* bytes waiting to be sent: nothing more is read          */
     SESSION_MAX_OUT = 16 << 20,   /* bytes waiting to be sent: the peer is dropped           */
     SESSION_MAX_PENDING = 256,    /* requests without an answer: nothing more is read        */
     SESSION_GRACE_MS = 10000,     /* for the hello, and for the last words before a close    */
+    SESSION_MAX_HALF_OPEN = 1024, /* by TCP, before the hello                                */
     SESSION_NODE_MAX = 64,
 };
 
@@ -44,11 +47,20 @@ struct session_handler {
 struct session {
     struct session *prev, *next; /* of the set */
     struct session_set *set;
-    uv_pipe_t pipe;
+    union {
+        uv_handle_t handle;
+        uv_stream_t stream;
+        uv_pipe_t pipe;
+        uv_tcp_t tcp;
+    } io;
+    struct tls *tls; /* NULL: a Unix socket */
     uint64_t serial; /* for log lines */
-    uid_t uid;       /* of the peer, from the kernel */
+    char who[192];   /* for log lines: "uid 0, pid 12"; "10.0.0.3:40012, node gpu01" */
+    /* Unix: of the peer, from the kernel. TLS: once somebody has looked the certificate's user up; until then
+     * uid_known is false and they mean nothing. */
+    bool uid_known;
+    uid_t uid;
     gid_t gid;
-    pid_t pid;
     Boost__Component__Value component;
     char node[SESSION_NODE_MAX + 1]; /* AGENT: as its hello says */
     bool greeted;                    /* both hellos are through      */
@@ -69,7 +81,7 @@ struct session_set {
     uv_loop_t *loop;
     struct session_handler handler;
     struct session *first;
-    size_t count;
+    size_t count, half_open;
     uint64_t accepted;
     uv_timer_t timer; /* runs while a session has a deadline */
     bool timing;
@@ -81,6 +93,11 @@ void session_set_close(struct session_set *set);
 
 /* Takes the waiting connection of a listening pipe. On failure nothing is left of it. */
 MUST_USE int session_accept(struct session_set *set, uv_stream_t *listener, struct error *err);
+/* Likewise of a listening TCP socket; the context may go when this returns. */
+MUST_USE int session_accept_tls(struct session_set *set, uv_stream_t *listener, struct tls_context *context,
+                                struct error *err);
+/* NULL on a Unix socket. Once opened: whose certificate the peer has shown. */
+const struct tls_peer *session_peer(const struct session *s);
 
 /* Queues a frame. ERR_INVALID: over the frame limit, nothing is queued; any other error: the session is
  * closing, and so is one with more than SESSION_MAX_OUT queued. */

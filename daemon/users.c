@@ -1,6 +1,7 @@
 /* users.h */
 #include "daemon/users.h"
 
+#include <errno.h>
 #include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -86,5 +87,53 @@ void users_lookup(struct users *u, uid_t uid, void (*done)(void *arg, int rc), v
         free(l);
         free(e);
         done(arg, ERR_INTERNAL);
+    }
+}
+
+/* ---- by name ------------------------------------------------------------------ */
+
+struct find {
+    uv_work_t work;
+    char name[64 + 1];
+    int rc;
+    uid_t uid;
+    gid_t gid;
+    void (*done)(void *arg, int rc, uid_t uid, gid_t gid);
+    void *arg;
+};
+
+static void find_account(uv_work_t *work)
+{
+    struct find *f = work->data;
+    char text[4096];
+    struct passwd pw, *found = NULL;
+    int failed = getpwnam_r(f->name, &pw, text, sizeof text, &found);
+    f->rc = found ? ERR_OK : failed && failed != ENOENT && failed != ESRCH ? ERR_IO : ERR_NOT_FOUND;
+    if (found) {
+        f->uid = found->pw_uid;
+        f->gid = found->pw_gid;
+    }
+}
+
+static void account_found(uv_work_t *work, int status)
+{
+    struct find *f = work->data;
+    f->done(f->arg, status < 0 ? ERR_CANCELLED : f->rc, f->uid, f->gid);
+    free(f);
+}
+
+void users_find(struct users *u, const char *name, void (*done)(void *arg, int rc, uid_t uid, gid_t gid), void *arg)
+{
+    struct find *f = calloc(1, sizeof *f);
+    if (!f) {
+        done(arg, ERR_NOMEM, 0, 0);
+        return;
+    }
+    *f = (struct find){.done = done, .arg = arg};
+    snprintf(f->name, sizeof f->name, "%s", name);
+    f->work.data = f;
+    if (uv_queue_work(u->loop, &f->work, find_account, account_found) < 0) {
+        free(f);
+        done(arg, ERR_INTERNAL, 0, 0);
     }
 }

@@ -10,6 +10,7 @@ wanted="
 gcc                        C compiler
 g++                        the Gloo shim is C++ (so are CUDA files)
 make                       the build
+pkg-config                 where OpenSSL lies
 git                        the build id
 ca-certificates            git and apt over https
 libprotobuf-c-dev          wire format and job files
@@ -17,6 +18,8 @@ protobuf-c-compiler        C code from the .proto files
 protobuf-compiler          protoc: include path of the compiler above, judge in tests
 libuv1-dev                 event loop of boostd and boost-agent
 libsqlite3-dev             the controller's store
+libssl-dev                 OpenSSL: TLS between machines
+openssl                    deploy/make-certs.sh
 libjansson-dev             JSON job files and JSON output
 libdnnl-dev                oneDNN: matrix products on the CPU
 libgloo-dev                Gloo: collectives between processes on the CPU

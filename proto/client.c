@@ -2,6 +2,10 @@
 #include "proto/client.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,6 +30,8 @@ static int unreachable(const struct client *c, struct error *err, int errnum)
         error_set(err, ERR_UNREACHABLE, "boostd at %s closed the connection", c->path);
     if (errnum == EACCES || errnum == EPERM)
         return error_hint(err, "ask for access to the socket's directory, or name another one with --socket");
+    if (c->tls || c->remote)
+        return error_hint(err, "see that boostd runs there, and that `listen` of its configuration has this address");
     if (errnum == ENOENT || errnum == ECONNREFUSED)
         return error_hint(err, "start it with: boostd, or name its socket with --socket PATH or $BOOST_SOCKET");
     return error_hint(err, "see whether it still runs, and its log; then try again");
@@ -82,13 +88,71 @@ static int send_all(struct client *c, const uint8_t *data, size_t len, int64_t d
     return ERR_OK;
 }
 
+/* What the peer may have said before it hung up: an alert tells why. */
+static int last_words(struct client *c, struct error *err)
+{
+    char data[4096];
+    struct error said;
+    ssize_t n = recv(c->fd, data, sizeof data, MSG_DONTWAIT);
+    if (n > 0 && tls_receive(c->tls, data, (size_t)n, &c->in, &said)) {
+        error_set(err, said.code, "%s", said.message);
+        error_hint(err, "%s", said.hint);
+        return error_context(err, "boostd at %s", c->path);
+    }
+    return err->code;
+}
+
+/* What TLS has for the wire. */
+static int send_records(struct client *c, int64_t deadline, struct error *err)
+{
+    struct buffer *out = tls_out(c->tls);
+    int rc = send_all(c, out->data, out->len, deadline, err);
+    buffer_clear(out);
+    return rc == ERR_UNREACHABLE ? last_words(c, err) : rc;
+}
+
+static int send_bytes(struct client *c, const struct buffer *out, int64_t deadline, struct error *err)
+{
+    if (!c->tls)
+        return send_all(c, out->data, out->len, deadline, err);
+    int rc = tls_send(c->tls, out->data, out->len, err);
+    return rc ? error_context(err, "boostd at %s", c->path) : send_records(c, deadline, err);
+}
+
+/* Bytes that have come, into `in`. */
+static int take_bytes(struct client *c, int64_t deadline, struct error *err)
+{
+    uint8_t *room = buffer_reserve(c->tls ? &c->wire : &c->in, CLIENT_READ);
+    if (!room)
+        return error_set(err, ERR_NOMEM, "no memory for a reply of boostd");
+    ssize_t n = recv(c->fd, room, CLIENT_READ, MSG_DONTWAIT);
+    if (n == 0)
+        return unreachable(c, err, 0);
+    if (n < 0)
+        return errno == EAGAIN || errno == EINTR ? ERR_OK : unreachable(c, err, errno == ECONNRESET ? 0 : errno);
+    if (!c->tls) {
+        c->in.len += (size_t)n;
+        return ERR_OK;
+    }
+    int rc = tls_receive(c->tls, room, (size_t)n, &c->in, err);
+    if (rc) {
+        struct error ignored; /* the alert may not reach the peer: it then sees the connection end */
+        if (send_records(c, deadline, &ignored) == ERR_NOMEM)
+            return error_set(err, ERR_NOMEM, "no memory for a reply of boostd");
+        return error_context(err, "boostd at %s", c->path);
+    }
+    if (tls_closed(c->tls) && !c->in.len)
+        return unreachable(c, err, 0);
+    return tls_out(c->tls)->len ? send_records(c, deadline, err) : ERR_OK;
+}
+
 static int send_message(struct client *c, const ProtobufCMessage *message, int64_t deadline, struct error *err)
 {
     struct buffer out;
     buffer_init(&out, LIMIT_FRAME + FRAME_HEADER);
     int rc = frame_append(&out, message, err);
     if (!rc)
-        rc = send_all(c, out.data, out.len, deadline, err);
+        rc = send_bytes(c, &out, deadline, err);
     buffer_free(&out);
     return rc;
 }
@@ -113,16 +177,9 @@ static int receive_message(struct client *c, const ProtobufCMessageDescriptor *t
         rc = await(c, POLLIN, deadline, err);
         if (rc)
             return rc;
-        uint8_t *room = buffer_reserve(&c->in, CLIENT_READ);
-        if (!room)
-            return error_set(err, ERR_NOMEM, "no memory for a reply of boostd");
-        ssize_t n = recv(c->fd, room, CLIENT_READ, MSG_DONTWAIT);
-        if (n == 0)
-            return unreachable(c, err, 0);
-        if (n < 0 && errno != EAGAIN && errno != EINTR)
-            return unreachable(c, err, errno == ECONNRESET ? 0 : errno);
-        if (n > 0)
-            c->in.len += (size_t)n;
+        rc = take_bytes(c, deadline, err);
+        if (rc)
+            return rc;
     }
 }
 
@@ -182,6 +239,87 @@ static int exchange_hellos(struct client *c, Boost__Component__Value component, 
     return rc;
 }
 
+/* ---- TCP ---------------------------------------------------------------------- */
+
+static int connect_one(struct client *c, const struct addrinfo *to, int64_t deadline, struct error *err)
+{
+    int on = 1, failed = 0;
+    socklen_t len = sizeof failed;
+    c->fd = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (c->fd < 0)
+        return error_errno(err, errno, "cannot make a socket");
+    int rc = ERR_OK;
+    if (connect(c->fd, to->ai_addr, to->ai_addrlen) < 0) {
+        failed = errno;
+        if (failed == EINPROGRESS) {
+            rc = await(c, POLLOUT, deadline, err);
+            if (!rc && getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &failed, &len) < 0)
+                failed = errno;
+        }
+        if (!rc && failed)
+            rc = unreachable(c, err, failed);
+    }
+    if (!rc && setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) < 0)
+        rc = error_errno(err, errno, "cannot set up a connection");
+    if (rc) {
+        close(c->fd);
+        c->fd = -1;
+    }
+    return rc;
+}
+
+static int connect_host(struct client *c, const struct address *address, int64_t deadline, struct error *err)
+{
+    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
+    struct addrinfo *found = NULL;
+    int gai = getaddrinfo(address->host, address->port, &hints, &found);
+    if (gai)
+        return address_lookup_error(address, gai, err);
+    int rc = ERR_UNREACHABLE;
+    for (const struct addrinfo *to = found; to && rc == ERR_UNREACHABLE; to = to->ai_next)
+        rc = connect_one(c, to, deadline, err);
+    freeaddrinfo(found);
+    return rc;
+}
+
+static int handshake(struct client *c, const struct address *address, const struct tls_files *files, int64_t deadline,
+                     struct error *err)
+{
+    struct tls_context *context;
+    int rc = tls_context_create(false, files, NULL, &context, err);
+    if (rc)
+        return rc;
+    rc = connect_host(c, address, deadline, err);
+    if (!rc)
+        rc = tls_create(context, address->host, &c->tls, err);
+    tls_context_free(context);
+    if (!rc)
+        rc = send_records(c, deadline, err);
+    while (!rc && !tls_ready(c->tls)) {
+        rc = await(c, POLLIN, deadline, err);
+        if (!rc)
+            rc = take_bytes(c, deadline, err);
+    }
+    return rc;
+}
+
+int client_open_tls(struct client *c, const struct address *address, const struct tls_files *files,
+                    Boost__Component__Value component, const char *node, int timeout_ms, struct error *err)
+{
+    const volatile sig_atomic_t *interrupted = c->interrupted;
+    *c = (struct client){.fd = -1, .interrupted = interrupted, .remote = true};
+    snprintf(c->path, sizeof c->path, "%s", address->text);
+    buffer_init(&c->in, LIMIT_FRAME + FRAME_HEADER + CLIENT_READ + 4 * TLS_RECORD_MAX);
+    buffer_init(&c->wire, 2 * CLIENT_READ);
+    int64_t deadline = deadline_of(timeout_ms);
+    int rc = handshake(c, address, files, deadline, err);
+    if (!rc)
+        rc = exchange_hellos(c, component, node, deadline, err);
+    if (rc)
+        client_close(c);
+    return rc;
+}
+
 int client_open(struct client *c, const char *path, Boost__Component__Value component, const char *node, int timeout_ms,
                 struct error *err)
 {
@@ -206,7 +344,10 @@ void client_close(struct client *c)
     if (c->fd >= 0)
         close(c->fd);
     c->fd = -1;
+    tls_free(c->tls);
+    c->tls = NULL;
     buffer_free(&c->in);
+    buffer_free(&c->wire);
 }
 
 int client_send(struct client *c, Boost__Request *request, int timeout_ms, struct error *err)

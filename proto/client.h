@@ -1,22 +1,27 @@
-/* A blocking connection to boostd: hello, then requests and replies matched by id.
- * For boostctl and tests; the agent uses client_open() for the hello and then the
- * descriptor from its own loop. One thread. */
+/* A blocking connection to boostd, by its Unix socket or by TCP with TLS: hello, then requests and replies matched by
+ * id. For boostctl and tests. One thread. */
 #ifndef BOOST_PROTO_CLIENT_H
 #define BOOST_PROTO_CLIENT_H
 
 #include <signal.h>
+#include <stdbool.h>
 #include <stdint.h>
 
+#include "proto/address.h"
 #include "proto/base/arena.h"
 #include "proto/base/buffer.h"
 #include "proto/base/error.h"
 #include "proto/rpc.pb-c.h"
 #include "proto/socket_path.h"
+#include "proto/tls.h"
 
 struct client {
-    int fd; /* blocking; -1 when closed */
-    char path[SOCKET_PATH_MAX];
+    int fd; /* -1 when closed */
+    struct tls *tls;             /* NULL: a Unix socket */
+    char path[ADDRESS_TEXT_MAX]; /* or address, for messages */
+    bool remote;      /* by TCP                  */
     struct buffer in; /* received, not yet taken */
+    struct buffer wire;
     uint64_t last_id;
     int protocol;          /* agreed version                   */
     char peer_version[32]; /* boostd's, from its hello         */
@@ -35,6 +40,9 @@ struct client {
  * what the server's hello says, ERR_PROTOCOL. On failure *c is closed. */
 MUST_USE int client_open(struct client *c, const char *path, Boost__Component__Value component, const char *node,
                          int timeout_ms, struct error *err);
+/* The same by TCP. ERR_REFUSED also when a certificate, of either side, is not good enough. */
+MUST_USE int client_open_tls(struct client *c, const struct address *address, const struct tls_files *files,
+                             Boost__Component__Value component, const char *node, int timeout_ms, struct error *err);
 void client_close(struct client *c); /* also of a closed one */
 
 /* Gives the request the next id and sends it. */

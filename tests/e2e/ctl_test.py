@@ -558,7 +558,7 @@ def test_exit_codes(c):
     fails(c, 2, "needs a job", "cancel")
     for args in (["restart", "1"], ["update", "1", "priority=3"], ["top"], ["usage"], ["stacks", "1"],
                  ["data"], ["sample", "1"], ["config"], ["eval", "1", "x"], ["completion", "bash"], ["ckpt", "rm", "1"],
-                 ["ckpt", "verify", "1"], ["--host", "h:1", "ping"]):
+                 ["ckpt", "verify", "1"]):
         fails(c, 5, "not built in this version", *args)
 
 

@@ -16,7 +16,7 @@ the `with` stops everything and fails the test if a process of the cluster still
 then. Ranks outlive their agent by design, so close() ends jobs by cancelling them first.
 Standard library only.
 """
-import json, os, re, select, shutil, signal, subprocess, sys, tempfile, time, traceback
+import json, os, pwd, re, select, shutil, signal, subprocess, sys, tempfile, time, traceback
 from collections import namedtuple
 from pathlib import Path
 
@@ -128,10 +128,11 @@ class Cluster:
     """A private boostd and its agents, all state in one directory.
 
     boostd_set, agent_set: dicts of configuration fields. The defaults make failures show
-    quickly; `agents` is how many start at once, named n1, n2, ...
+    quickly; `agents` is how many start at once, named n1, n2, ... With `tls` boostd also listens by TCP, and agents and
+    boostctl go that way, with certificates that certs() has made; the agents' data_address is 127.0.0.1, .2, ...
     """
 
-    def __init__(self, agents=1, cpu_slots=2, boostd_set=None, agent_set=None, start=True, wait=True):
+    def __init__(self, agents=1, cpu_slots=2, boostd_set=None, agent_set=None, start=True, wait=True, tls=False):
         base = Path(os.environ.get("BOOST_TEST_DIR") or tempfile.gettempdir())
         self.dir = Path(tempfile.mkdtemp(prefix="c-", dir=base))
         self._short = None
@@ -147,7 +148,13 @@ class Cluster:
         self.agent_set = {"nvml_library": "", **(agent_set or {})}
         self.boostd, self.agents, self._procs = None, {}, []
         self.keep = False
+        self.tls, self.address = tls, None
         try:
+            if tls:
+                self.certs("ca")
+                self.certs("controller", "c", "--san", "127.0.0.1", "--san", "localhost")
+                self.certs("user", pwd.getpwuid(os.geteuid()).pw_name)
+                self.env["BOOST_TLS_DIR"] = str(self.cert_dir("user", pwd.getpwuid(os.geteuid()).pw_name))
             if start:
                 self.start_boostd()
                 for i in range(agents):
@@ -164,17 +171,40 @@ class Cluster:
     def state_dir(self):
         return self.dir / "boostd"
 
+    def certs(self, *args):
+        """deploy/make-certs.sh on this cluster's certificates."""
+        subprocess.run(["sh", str(ROOT / "deploy" / "make-certs.sh"), str(self.dir / "certs"), *args], check=True,
+                       stdout=subprocess.DEVNULL)
+
+    def cert_dir(self, role, name):
+        return self.dir / "certs" / f"{role}-{name}"
+
+    def tls_set(self, role, name):
+        """The fields of a configuration."""
+        at = self.cert_dir(role, name)
+        return {"tls_certificate": at / "tls.crt", "tls_key": at / "tls.key", "tls_ca": at / "ca.crt"}
+
     def start_boostd(self, **sets):
         argv = [BIN / "boostd", "--config", "/dev/null", "--state-dir", self.state_dir, "--socket", self.socket]
-        for key, value in {**self.boostd_set, **sets}.items():
+        tls = {**self.tls_set("controller", "c"), "listen": self.address or "127.0.0.1:0"} if self.tls else {}
+        for key, value in {**self.boostd_set, **tls, **sets}.items():
             argv += ["--set", f"{key}={value}"]
         self.boostd = Process(argv, self.dir / "boostd.log", self.env)
         self._procs.append(self.boostd)
+        if self.tls:  # the port that it got is kept through restarts
+            self.address = re.search(r"listen=([^,\s]+)", self.boostd.ready_line).group(1)
+            self.env["BOOST_HOST"] = self.address
         return self.boostd
 
     def start_agent(self, name, **sets):
         argv = [BIN / "boost-agent", "--config", "/dev/null", "--state-dir", self.dir / f"agent-{name}", "--node", name,
                 "--cpu-slots", str(self.cpu_slots)]  # the socket comes from $BOOST_SOCKET
+        if self.tls:
+            if not self.cert_dir("node", name).exists():
+                self.certs("node", name)
+            number = int(re.sub(r"\D", "", name) or 1)
+            sets = {**self.tls_set("node", name), "controller_address": self.address,
+                    "data_address": f"127.0.0.{number}", **sets}
         for key, value in {**self.agent_set, **sets}.items():
             argv += ["--set", f"{key}={value}"]
         self.agents[name] = Process(argv, self.dir / f"agent-{name}.log", self.env)
