@@ -21,6 +21,7 @@ static const struct verb verbs[] = {
     {"events", verb_events, "what happened, in order"},
     {"metrics", verb_metrics, "loss and speed, as numbers or a plot"},
     {"logs", verb_logs, "a rank's output"},
+    {"stacks", verb_stacks, "where each rank of a job is, and whom the others wait for"},
     {"wait", verb_wait, "until a job is in a state or at a step"},
     {"cancel", verb_control, "end jobs, after a checkpoint"},
     {"hold", verb_control, "checkpoint and set aside until released"},
@@ -37,8 +38,8 @@ static const struct verb verbs[] = {
 };
 
 /* Named in the contract and not built yet: told apart from a typing error. */
-static const char *const later[] = {"restart", "update", "top",    "usage", "stacks",
-                                    "data",    "sample", "config", "eval",  "completion"};
+static const char *const later[] = {"restart", "update", "top",  "usage",     "data",
+                                    "sample",  "config", "eval", "completion"};
 
 static void print_help(void)
 {

@@ -72,6 +72,14 @@ int ctl_exit_code(int error_code);
 /* "boostctl VERB: text" and how to get help; returns EXIT_USAGE. */
 int ctl_usage(const char *verb, const char *fmt, ...) PRINTF_LIKE(2, 3);
 
+/* "17.2/3": job, attempt and rank in one word; the last two are optional. `text` is cut into pieces. */
+struct ctl_ref {
+    const char *job;
+    long long attempt; /* 0: not said */
+    long long rank;    /* -1: not said */
+};
+struct ctl_ref ctl_split_ref(char *text);
+
 /* A JobRef in `arena`. */
 Boost__JobRef *ctl_ref(struct arena *arena, const char *text);
 
@@ -91,6 +99,7 @@ int verb_metrics(struct ctl *ctl, int argc, char **argv);
 int verb_logs(struct ctl *ctl, int argc, char **argv);
 int verb_ckpt(struct ctl *ctl, int argc, char **argv);
 int verb_control(struct ctl *ctl, int argc, char **argv); /* cancel hold release checkpoint */
+int verb_stacks(struct ctl *ctl, int argc, char **argv);
 int verb_wait(struct ctl *ctl, int argc, char **argv);
 int verb_node(struct ctl *ctl, int argc, char **argv);
 int verb_validate(struct ctl *ctl, int argc, char **argv);

@@ -170,28 +170,6 @@ static int next_piece(struct ctl *ctl, struct log_cursor *c)
     return code;
 }
 
-/* "17.2/3": job, attempt and rank in one word; the parts are optional. */
-static void split_ref(char *ref, struct log_cursor *c)
-{
-    char *slash = strrchr(ref, '/'), *end;
-    if (slash) {
-        long long rank = strtoll(slash + 1, &end, 10);
-        if (end != slash + 1 && !*end && rank >= 0) {
-            c->rank = rank;
-            *slash = '\0';
-        }
-    }
-    char *dot = strrchr(ref, '.');
-    if (dot && strspn(ref, "0123456789") == (size_t)(dot - ref)) {
-        long long attempt = strtoll(dot + 1, &end, 10);
-        if (end != dot + 1 && !*end && attempt > 0) {
-            c->attempt = attempt;
-            *dot = '\0';
-        }
-    }
-    c->job = ref;
-}
-
 int verb_logs(struct ctl *ctl, int argc, char **argv)
 {
     bool follow = false, help = false;
@@ -223,8 +201,12 @@ int verb_logs(struct ctl *ctl, int argc, char **argv)
         return ctl_usage("logs", "takes one job");
     if (ctl->output > OUTPUT_WIDE)
         return ctl_usage("logs", "prints what the rank printed, there is no other form (-o)");
-    struct log_cursor c = {.tail = -1, .follow = follow};
-    split_ref(argv[first], &c);
+    struct ctl_ref ref = ctl_split_ref(argv[first]);
+    struct log_cursor c = {.job = ref.job,
+                           .rank = ref.rank < 0 ? 0 : ref.rank,
+                           .attempt = ref.attempt,
+                           .tail = -1,
+                           .follow = follow};
     if ((rank && !option_int("logs", "--rank", rank, 0, 65535, &c.rank)) ||
         (attempt && !option_int("logs", "--attempt", attempt, 1, 1 << 30, &c.attempt)) ||
         (tail && !option_int("logs", "--tail", tail, 0, 1 << 30, &c.tail)))

@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -248,4 +249,26 @@ Boost__Reply *ctl_ask(struct ctl *ctl, Boost__Request *request, Boost__Reply__Bo
     }
     *code = reply ? EXIT_OK : ctl_fail(&err);
     return reply;
+}
+
+struct ctl_ref ctl_split_ref(char *text)
+{
+    struct ctl_ref ref = {.job = text, .rank = -1};
+    char *slash = strrchr(text, '/'), *end;
+    if (slash) {
+        long long rank = strtoll(slash + 1, &end, 10);
+        if (end != slash + 1 && !*end && rank >= 0) {
+            ref.rank = rank;
+            *slash = '\0';
+        }
+    }
+    char *dot = strrchr(text, '.');
+    if (dot && strspn(text, "0123456789") == (size_t)(dot - text)) {
+        long long attempt = strtoll(dot + 1, &end, 10);
+        if (end != dot + 1 && !*end && attempt > 0) {
+            ref.attempt = attempt;
+            *dot = '\0';
+        }
+    }
+    return ref;
 }

@@ -9,6 +9,7 @@
 #include "daemon/agent_checkpoint.h"
 #include "daemon/agent_node.h"
 #include "daemon/agent_preflight.h"
+#include "daemon/agent_stacks.h"
 #include "daemon/agent_user.h"
 #include "daemon/keeper_log.h"
 #include "daemon/log.h"
@@ -39,6 +40,7 @@ struct task {
     struct buffer data;
     size_t wanted;
     bool over; /* no process of the attempt was left when reading began */
+    struct agent_stacks stacks;
 };
 
 struct agent_tasks {
@@ -54,6 +56,7 @@ struct agent_tasks {
 static void free_task(struct task *t)
 {
     buffer_free(&t->data);
+    agent_stacks_free(&t->stacks);
     boost__task__free_unpacked(t->order, NULL);
     free(t);
 }
@@ -80,6 +83,9 @@ static void reply(struct task *t)
         failure.message = t->err.message;
         failure.hint = t->err.hint;
         r.failure = &failure;
+    } else if (t->order->body_case == BOOST__TASK__BODY_COLLECT_STACKS) {
+        r.stacks = t->stacks.list;
+        r.n_stacks = t->stacks.n;
     } else if (t->order->body_case == BOOST__TASK__BODY_READ_LOG) {
         r.has_data = r.has_next_offset = r.has_finished = true;
         r.data.data = t->data.data;
@@ -137,6 +143,10 @@ static int run_file_task(const struct task *t, struct error *err)
 static void run_task(uv_work_t *work)
 {
     struct task *t = work->data;
+    if (t->order->body_case == BOOST__TASK__BODY_COLLECT_STACKS) {
+        t->rc = agent_stacks_collect(&t->stacks, &t->err);
+        return;
+    }
     if (t->order->body_case != BOOST__TASK__BODY_READ_LOG) {
         t->rc = run_file_task(t, &t->err);
         return;
@@ -269,6 +279,13 @@ void agent_tasks_take(struct agent *agent, const Boost__Task *order)
     t->gpus = devices_count(agent->devices) > 0;
     t->work.data = t;
     buffer_init(&t->data, LOG_BYTES_MAX + 1);
+    if (order->body_case == BOOST__TASK__BODY_COLLECT_STACKS) {
+        t->rc = agent_stacks_prepare(agent, order->job, t->order->collect_stacks, &t->stacks, &t->err);
+        if (t->rc) {
+            reply(t);
+            return;
+        }
+    }
     if (order->body_case != BOOST__TASK__BODY_READ_LOG) {
         queue_task(t);
         return;

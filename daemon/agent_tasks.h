@@ -1,5 +1,5 @@
 /* Work on files that the controller asks for, done in threads: preflight, manifest,
- * verify, delete, logs. Each as the job's user, except for logs, which are the agent's. */
+ * verify, delete, logs, stacks. Each as the job's user, except for logs and stacks, which are the agent's. */
 #ifndef BOOST_DAEMON_AGENT_TASKS_H
 #define BOOST_DAEMON_AGENT_TASKS_H
 

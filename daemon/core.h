@@ -145,4 +145,19 @@ struct core_log {
 void core_read_log(struct core *c, const struct job *job, const Boost__LogsRequest *request,
                    void (*reply)(void *arg, int rc, const struct error *err, const struct core_log *log), void *arg);
 
+/* Where the ranks of the live attempt are, asked of its nodes' agents; in pages. */
+struct core_stacks {
+    const struct job *job;
+    int attempt;
+    Boost__RankStacks **ranks; /* of this page; the caller's until the call returns */
+    size_t n_ranks;
+    bool last; /* without ranks */
+};
+/* Owner, root and the daemon's own user. `page` is called at least once, with an error or with pages up to `last`; false
+ * from it ends the call. May be called before this returns. */
+void core_collect_stacks(struct core *c, const struct job *job, const Boost__StacksRequest *request,
+                         const struct core_user *user,
+                         bool (*page)(void *arg, int rc, const struct error *err, const struct core_stacks *stacks),
+                         void *arg);
+
 #endif

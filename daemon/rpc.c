@@ -282,6 +282,9 @@ static void dispatch(struct rpc_call *call)
     case BOOST__REQUEST__BODY_PING:
         rpc_ping(call);
         return;
+    case BOOST__REQUEST__BODY_STACKS:
+        rpc_stacks(call, r->stacks);
+        return;
     case BOOST__REQUEST__BODY__NOT_SET:
     case _BOOST__REQUEST__BODY__CASE_IS_INT_SIZE:
         break;

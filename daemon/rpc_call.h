@@ -80,6 +80,7 @@ void rpc_show(struct rpc_call *call, const Boost__ShowRequest *request);
 void rpc_checkpoints(struct rpc_call *call, const Boost__CheckpointsRequest *request);
 void rpc_nodes(struct rpc_call *call);
 void rpc_ping(struct rpc_call *call);
+void rpc_stacks(struct rpc_call *call, const Boost__StacksRequest *request);
 /* An event row of the store in wire form; false when memory is out. */
 bool rpc_event(struct arena *a, const struct store_event *row, Boost__Event **out);
 /* rpc_change.c */

@@ -1,4 +1,4 @@
-/* Requests that only look: list, show, checkpoints, nodes, ping. */
+/* Requests that only look: list, show, checkpoints, nodes, ping, stacks. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -296,4 +296,42 @@ void rpc_ping(struct rpc_call *call)
     ping.state_health = health_text(&call->arena, store_health(rpc->store, &err), &err);
     ping.metrics_health = health_text(&call->arena, store_metrics_health(rpc->store, &err), &err);
     call_reply(call, &reply);
+}
+
+/* ---- stacks ------------------------------------------------------------------- */
+
+static bool stacks_page(void *arg, int rc, const struct error *err, const struct core_stacks *stacks)
+{
+    struct rpc_call *call = arg;
+    if (call_abandoned(call))
+        return false;
+    if (rc) {
+        call_fail(call, err);
+        return false;
+    }
+    const Boost__Parallel *layout = stacks->job->resolved->parallel;
+    Boost__StacksReply page = BOOST__STACKS_REPLY__INIT;
+    Boost__Reply reply = BOOST__REPLY__INIT;
+    reply.body_case = BOOST__REPLY__BODY_STACKS;
+    reply.stacks = &page;
+    page.has_job = page.has_attempt = page.has_world = page.has_tp = page.has_dp = page.has_pp = 1;
+    page.job = stacks->job->id;
+    page.attempt = stacks->attempt;
+    page.tp = layout ? layout->tp : 1;
+    page.dp = layout ? layout->dp : 1;
+    page.pp = layout ? layout->pp : 1;
+    page.world = page.tp * page.dp * page.pp;
+    page.ranks = stacks->ranks;
+    page.n_ranks = stacks->n_ranks;
+    if (!stacks->last)
+        return call_page(call, &reply);
+    call_reply(call, &reply);
+    return false;
+}
+
+void rpc_stacks(struct rpc_call *call, const Boost__StacksRequest *request)
+{
+    const struct job *job = call_find_job(call, request->job);
+    if (job)
+        core_collect_stacks(call->rpc->core, job, request, &call->user, stacks_page, call);
 }

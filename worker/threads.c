@@ -26,11 +26,12 @@ enum {
 
 struct slot {
     atomic_int tid; /* 0: free */
-    uintptr_t stack_end;
+    uintptr_t stack_start, stack_end; /* 0: not known */
     atomic_uint answer; /* the look whose answer lies here */
     volatile sig_atomic_t unwinding;
     sigjmp_buf fault;
     int n, guesses;
+    bool outside_in; /* the guesses begin with the outermost */
     bool faulted;
     void *pc[THREAD_FRAMES + THREAD_GUESSES];
 };
@@ -90,17 +91,35 @@ static bool behind_call(uintptr_t pc)
 #endif
 }
 
-static void scan_stack(struct slot *s, uintptr_t sp)
+extern const char __executable_start[], etext[]; /* of the linker: this program */
+
+static bool own_return(uintptr_t word)
+{
+    return word > (uintptr_t)__executable_start + 16 && word < (uintptr_t)etext && behind_call(word);
+}
+
+/* Words of the stack that can be return addresses into this program; the libraries between say little, and there is
+ * much that was left over from earlier calls. */
+static void scan_inside_out(struct slot *s, uintptr_t sp)
 {
     uintptr_t end = s->stack_end - sp > SCAN_BYTES ? sp + SCAN_BYTES : s->stack_end;
-    if (sp >= s->stack_end)
-        return; /* not on its own stack */
-    for (uintptr_t at = sp & ~(uintptr_t)7; at + sizeof at <= end && s->guesses < THREAD_GUESSES; at += sizeof at) {
-        uintptr_t word = *(const uintptr_t *)at;
-        if (!known_code(word) || !behind_call(word))
-            continue;
-        s->pc[s->n++] = (void *)word;
-        s->guesses++;
+    for (uintptr_t at = (sp + 7) & ~(uintptr_t)7; at + sizeof at <= end && s->guesses < THREAD_GUESSES; at += sizeof at)
+        if (own_return(*(const uintptr_t *)at)) {
+            s->pc[s->n++] = (void *)*(const uintptr_t *)at;
+            s->guesses++;
+        }
+}
+
+/* Products of oneDNN use the stack pointer for something else: the outermost calls are there all the same. */
+static void scan_outside_in(struct slot *s)
+{
+    s->outside_in = true;
+    for (uintptr_t at = s->stack_end & ~(uintptr_t)7; s->stack_end - at < SCAN_BYTES && s->guesses < THREAD_GUESSES;) {
+        at -= sizeof at;
+        if (own_return(*(const uintptr_t *)at)) {
+            s->pc[s->n++] = (void *)*(const uintptr_t *)at;
+            s->guesses++;
+        }
     }
 }
 
@@ -109,6 +128,7 @@ static void unwind(struct slot *s, const ucontext_t *u)
     void *raw[THREAD_FRAMES + 8];
     uintptr_t pc = interrupted_pc(u);
     s->n = s->guesses = 0;
+    s->outside_in = false;
     int n = backtrace(raw, THREAD_FRAMES + 8), first = 0;
     while (first < n && (uintptr_t)raw[first] != pc)
         first++;
@@ -118,8 +138,13 @@ static void unwind(struct slot *s, const ucontext_t *u)
         for (int i = first; i < n && s->n < THREAD_FRAMES; i++)
             s->pc[s->n++] = raw[i];
     }
-    if (!known_code((uintptr_t)s->pc[s->n - 1] - (s->n > 1)))
-        scan_stack(s, interrupted_sp(u));
+    uintptr_t sp = interrupted_sp(u);
+    if (known_code((uintptr_t)s->pc[s->n - 1] - (s->n > 1)) || !s->stack_end)
+        return;
+    if (sp < s->stack_end && sp >= s->stack_start)
+        scan_inside_out(s, sp);
+    else
+        scan_outside_in(s);
 }
 
 static void on_dump(int signal, siginfo_t *info, void *context)
@@ -166,16 +191,18 @@ static struct slot *take_slot(void)
     return NULL;
 }
 
-static uintptr_t stack_end(void)
+static void note_stack(struct slot *s)
 {
     pthread_attr_t attr;
     void *start = NULL;
     size_t size = 0;
+    s->stack_start = s->stack_end = 0;
     if (pthread_getattr_np(pthread_self(), &attr))
-        return 0;
+        return;
     pthread_attr_getstack(&attr, &start, &size);
     pthread_attr_destroy(&attr);
-    return (uintptr_t)start + size;
+    s->stack_start = (uintptr_t)start;
+    s->stack_end = (uintptr_t)start + size;
 }
 
 static void *enter(void)
@@ -197,7 +224,7 @@ static void *enter(void)
         atomic_store(&s->tid, 0);
         return NULL;
     }
-    s->stack_end = stack_end();
+    note_stack(s);
     s->unwinding = 0;
     atomic_store(&s->answer, 0);
     mine = s;
@@ -292,8 +319,9 @@ static void take_answer(struct slot *s, unsigned now, struct thread_frames *out)
     out->faulted = s->faulted;
     out->n = s->n >= 0 && s->n <= THREAD_FRAMES + THREAD_GUESSES ? s->n : 0;
     out->guesses = s->guesses >= 0 && s->guesses <= out->n ? s->guesses : 0;
+    int first = s->outside_in ? out->n - out->guesses : out->n;
     for (int i = 0; i < out->n; i++)
-        out->pc[i] = (uintptr_t)s->pc[i];
+        out->pc[i] = (uintptr_t)s->pc[i < first ? i : first + out->n - 1 - i];
 }
 
 int threads_look(struct thread_frames *out, int wait_ms)

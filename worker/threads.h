@@ -1,7 +1,7 @@
 /* The threads of a worker process, those of libraries too, and where each of them stands.
  *
- * A handler must not run on the stack of a thread that computes: oneDNN 2.6 keeps data of dnnl_sgemm below the stack
- * pointer, beyond the red zone, and a signal frame there damages the heap. So every thread gets an alternate stack
+ * A handler must not run on the stack of a thread that computes: dnnl_sgemm of oneDNN 2.6 uses the stack pointer as one
+ * more register, so that a signal frame lands in its data or in the heap. So every thread gets an alternate stack
  * before it runs anything else: pthread_create() of this program stands before the C library's, for all libraries it
  * loads. Only threads that have such a stack are ever signalled. */
 #ifndef BOOST_WORKER_THREADS_H
@@ -24,7 +24,8 @@ struct thread_frames {
     bool answered;
     bool faulted; /* the unwinder met something it could not read; what it had is here */
     /* Addresses, innermost first: where the thread was, then return addresses. The last `guesses` of them were found by
-     * looking through the stack, behind code of which nobody says how to unwind it (a JIT's). */
+     * looking through the stack for calls of this program, behind code of which nobody says how to unwind it (a JIT's);
+     * some of them may be over. */
     uintptr_t pc[THREAD_FRAMES + THREAD_GUESSES];
     int n, guesses;
 };

@@ -379,6 +379,7 @@ struct fake_agent {
     int verify_code;    /* for the paths that contain verify_bad; */
     char verify_bad[64];
     int manifest_code;
+    int stacks_code; /* of CollectStacks */
     int manifests, deletes, verifies, preflights;
     char deleted[512];
     int64_t next_beat;
@@ -742,6 +743,7 @@ HELPER void on_task(struct world *w, struct fake_agent *a, const Boost__Task *t)
     Boost__TaskReply r = BOOST__TASK_REPLY__INIT;
     Boost__Failure f = BOOST__FAILURE__INIT;
     Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
+    Boost__RankStacks stacks[9], *stack_list[9];
     int code = 0;
     r.has_id = 1;
     r.id = t->id;
@@ -769,6 +771,20 @@ HELPER void on_task(struct world *w, struct fake_agent *a, const Boost__Task *t)
         r.data.data = (uint8_t *)(uintptr_t) "hello\n";
         r.data.len = 6;
         r.next_offset = t->read_log->offset + 6;
+        break;
+    case BOOST__TASK__BODY_COLLECT_STACKS:
+        code = a->stacks_code;
+        for (size_t i = 0; i < t->collect_stacks->n_ranks && i < 8; i++) {
+            boost__rank_stacks__init(&stacks[i]);
+            stacks[i].has_rank = stacks[i].has_answered = stacks[i].answered = 1;
+            stacks[i].rank = t->collect_stacks->ranks[i];
+            stack_list[r.n_stacks++] = &stacks[i];
+        }
+        boost__rank_stacks__init(&stacks[8]); /* that nobody asked for */
+        stacks[8].has_rank = 1;
+        stacks[8].rank = 77;
+        stack_list[r.n_stacks++] = &stacks[8];
+        r.stacks = stack_list;
         break;
     default:
         fail_msg("unknown task");
