@@ -77,6 +77,28 @@ static int bench_step(const struct options *o, struct device *d, struct error *e
 
 /* ---- layers ---- */
 
+/* Collectives that a recompute mode repeats: what NULL ones leave out of its time. */
+static void put_repeated(const struct plan *p)
+{
+    static const struct {
+        int kind;
+        const char *name;
+    } kinds[] = {
+        {PLAN_ALL_REDUCE, "all_reduce"}, {PLAN_REDUCE_SCATTER, "reduce_scatter"}, {PLAN_ALL_GATHER, "all_gather"}};
+    struct plan_comm_counts counts;
+    plan_comm_counts(p, &counts);
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        const struct plan_comm *c = &counts.tp[kinds[i].kind][PLAN_RECOMPUTE];
+        char key[64];
+        if (!c->calls)
+            continue;
+        snprintf(key, sizeof key, "repeated_%s_calls", kinds[i].name);
+        line_put(key, (double)c->calls / (double)(p->L * p->accumulation));
+        snprintf(key, sizeof key, "repeated_%s_mib", kinds[i].name);
+        line_put(key, (double)plan_comm_bytes(c, 2, 4) / (1 << 20) / (double)(p->L * p->accumulation));
+    }
+}
+
 /* Both models in turn, so that they run at the same clock; the difference of the medians. */
 static int bench_layer(const struct options *o, struct device *d, struct error *err)
 {
@@ -109,6 +131,7 @@ static int bench_layer(const struct options *o, struct device *d, struct error *
         line_put("layers_shallow", SHALLOW);
         line_put("steps", (double)(deep.measured + shallow.measured));
         line_put("arena_mib_layer", (double)(deep.arena - shallow.arena) / (DEEP - SHALLOW) / (1 << 20));
+        put_repeated(&deep.plan);
         line_put("loss", deep.loss);
         line_end(o, &deep.plan, &log);
     }

@@ -2,19 +2,22 @@
 """Benchmarks of training on one GPU, each beside the program that a user would take instead.
 
   gpu_bench.py [options] [NAME...]     only these; what is no whole name stands for all that start with it
+  gpu_bench.py --table [FILE...]       Markdown tables of such lines; without files those of tests/bench/results
 
 Ours is gpu_bench (tests/bench/gpu_bench.c), run once a round for each name, or gpu_ops (gpu_ops.c) for single
 operations: many lines a run, each with its own peer (such as the best algorithm that the library has). Other peers are
 PyTorch programs of the folder $BOOST_PEERS, run in turn with ours on the same device; without that folder or without
-PyTorch there are none. Writes one JSON object a line to --out: name, value, unit, peer, peer_value, ratio (ours over the
-peer's; null where nothing was measured beside it), date, commit, device, and what belongs to the figure. Lines of other
-names in that file are kept.
+PyTorch there are none. Writes one JSON object a line to --out: name, value, unit, peer, peer_value, ratio (ours over
+the peer's; null where nothing was measured beside it), date, commit, device, and what belongs to the figure. Lines of
+other names in that file are kept.
 Tables of profiles go to --out with the ending .NAME.txt.
 """
 import argparse, datetime, functools, glob, json, os, re, statistics, subprocess, sys, threading, time
 from pathlib import Path
 
 sys.dont_write_bytecode = True
+import gpu_tables
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 OURS_LIMIT, PEER_LIMIT = 150, 300  # seconds, start and compilation included
@@ -105,7 +108,8 @@ COPIES = {"cola": "87.75", "full": "43.875"}
 PUBLISHED_HFU = {("3b", 4, "full"): (71.8, 77.9), ("3b", 4, "vanilla"): (44.1, 46.6), ("3b", 4, "btp"): (60.0, 67.2),
                  ("7b", 4, "full"): (77.8, 79.6), ("7b", 4, "vanilla"): (61.5, 62.1), ("7b", 4, "btp"): (72.6, 75.3),
                  ("13b", 4, "full"): (87.0, 84.4), ("13b", 4, "vanilla"): (63.4, 65.1), ("13b", 4, "btp"): (77.0, 75.9),
-                 ("7b", 1, "vanilla"): (48.1, 52.6), ("7b", 2, "vanilla"): (56.8, 59.0), ("7b", 8, "vanilla"): (65.7, 64.1),
+                 ("7b", 1, "vanilla"): (48.1, 52.6), ("7b", 2, "vanilla"): (56.8, 59.0),
+                 ("7b", 8, "vanilla"): (65.7, 64.1),
                  ("7b", 1, "btp"): (55.1, 64.9), ("7b", 2, "btp"): (69.7, 69.9), ("7b", 8, "btp"): (76.1, 76.6)}
 
 
@@ -130,25 +134,67 @@ def ops_cases():
 CASES = {**step_cases(), **rank_cases(), **fit_cases(), **ops_cases()}
 
 
-def derived(rows):
-    """Lines that follow from others of the same run."""
-    by = {r["name"]: r for r in rows}
-    out, step = [], by.get("step_1b_cola_b8_t2048")
-    if step:
-        out.append({**step, "name": "peak_gib_1b_cola", "value": step["peak_gib"], "unit": "GiB",
-                    "peer_value": step.get("peer_peak_gib")})
+# ---- what follows from other lines ---------------------------------------------------
+
+# Microseconds of a collective between two H200s over NVLink (NCCL 2.28, no NVLS) by MiB; less than 40 is the launch.
+LAUNCH_US = 40
+NVLINK_US = {"all_reduce": ((0, 20), (16, 76), (32, 139), (64, 249), (128, 470), (256, 895)),
+             "reduce_scatter": ((0, 36), (16, 53), (64, 164), (256, 572))}
+NVLINK_US["all_gather"] = NVLINK_US["reduce_scatter"]
+MODELLED = ("collectives: microseconds measured between two H200s over NVLink, interpolated by size and scaled to tp "
+            "ranks by 2 (tp - 1) / tp, none of it hidden; the rest measured with NULL ones")
+
+
+def collective_us(kind, mib, tp):
+    points = NVLINK_US[kind]
+    after = next((i for i in range(1, len(points) - 1) if mib <= points[i][0]), len(points) - 1)
+    (x0, y0), (x1, y1) = points[after - 1], points[after]
+    return max(LAUNCH_US, (y0 + (mib - x0) * (y1 - y0) / (x1 - x0)) * 2 * (tp - 1) / tp)
+
+
+def repeated_ms(row):
+    """Of the collectives that a layer's recompute repeats."""
+    total = 0
+    for kind in NVLINK_US:
+        calls = row.get(f"repeated_{kind}_calls", 0)
+        if calls:
+            total += calls * collective_us(kind, row[f"repeated_{kind}_mib"] / calls, row["tp"]) / 1e3
+    return total
+
+
+def recompute_lines(by):
+    out, per_ms, none = [], {}, {"peer": None, "peer_value": None}
     for way in ("btp", "vanilla"):
         plain = by.get(f"rank_7b_tp4_{way}_b4")
         for mode in ("low_rank", "layer"):
             again = by.get(f"rank_7b_tp4_{way}_b4_{mode}")
             if not plain or not again:
                 continue
-            none = {"peer": None, "peer_value": None}
-            out.append({**again, **none, "name": f"recompute_saved_mb_7b_tp4_{way}_{mode}", "unit": "MiB/layer",
-                        "value": plain["arena_mib_layer"] - again["arena_mib_layer"]})
-            out.append({**again, **none, "name": f"recompute_added_ms_7b_tp4_{way}_{mode}", "unit": "ms/layer",
-                        "value": again["value"] - plain["value"]})
+            saved, added = plain["arena_mib_layer"] - again["arena_mib_layer"], again["value"] - plain["value"]
+            comm, of = repeated_ms(again), f"7b_tp4_{way}_{mode}"
+            modelled = {"modelled": MODELLED, "measured_ms": added, "modelled_ms": comm}
+            out += [{**again, **none, "name": f"recompute_saved_mb_{of}", "unit": "MiB/layer", "value": saved},
+                    {**again, **none, "name": f"recompute_added_ms_{of}", "unit": "ms/layer", "value": added},
+                    {**again, **none, "name": f"recompute_added_ms_{of}_modelled", "unit": "ms/layer",
+                     "value": added + comm, **modelled}]
+            if added + comm > 0:
+                per_ms[way, mode] = saved / (added + comm)
+                out.append({**again, **none, "name": f"recompute_mb_per_ms_{of}_modelled", "unit": "MiB/ms",
+                            "value": per_ms[way, mode], **modelled})
+    if ("btp", "low_rank") in per_ms and ("vanilla", "layer") in per_ms:
+        out.append({**by["rank_7b_tp4_btp_b4_low_rank"], "name": "recompute_7b_tp4_btp_over_vanilla_modelled",
+                    "unit": "x", "value": per_ms["btp", "low_rank"] / per_ms["vanilla", "layer"], "modelled": MODELLED,
+                    "peer": "published: A100, 193.5 / 113.7 MB/ms", "peer_value": 193.5 / 113.7})
     return out
+
+
+def derived(rows):
+    """Lines that follow from others of the same run."""
+    by = {r["name"]: r for r in rows}
+    step = by.get("step_1b_cola_b8_t2048")
+    peak = [{**step, "name": "peak_gib_1b_cola", "value": step["peak_gib"], "unit": "GiB",
+             "peer_value": step.get("peer_peak_gib")}] if step else []
+    return peak + recompute_lines(by)
 
 
 # ---- running -----------------------------------------------------------------------
@@ -275,6 +321,22 @@ def beside_attention(rows, args):
                 row.update(peer="PyTorch, SDPA by cuDNN", peer_value=theirs["bwd" if "_bwd" in shape else "fwd"])
 
 
+def beside_floor(name, rows, folder):
+    """A floor built elsewhere, from a program `step_floor` in the folder probes beside the peers' one."""
+    program = folder.parent / "probes" / "step_floor" if folder else None
+    if name != "floor_1b_cola" or not program or not os.access(program, os.X_OK):
+        return
+    names = {"products, first candidates": "_gemm", "attention dp": "_attention", "attention acc": "_attention_nondet",
+             "products + attention dp": "_gemm_attention", "products + attention acc": "_gemm_attention_nondet",
+             "products + attention dp + copies": "", "products + attention acc + copies": "_nondet"}
+    text = subprocess.run([program], capture_output=True, text=True, timeout=PEER_LIMIT).stdout
+    found = re.findall(r"^1B CoLA +(.*?) +[\d.]+ ms/step +([\d.]+) us/token", text, re.M)
+    theirs = {name + names[what]: float(us) for what, us in found if what in names}
+    for row in rows:
+        if row["name"] in theirs:
+            row.update(peer="step_floor", peer_value=theirs[row["name"]])
+
+
 def beside_hfu(name, rows):
     """Published figures, of another card: beside ours, not measured."""
     size, b = re.fullmatch(r"hfu_(\w+)_tp4_b(\d+)", name).groups()
@@ -314,6 +376,8 @@ def measure(build, name, case, folder, known, args):
         out.append({"peer": None, "peer_value": None, **row, **extra})
     if case.mode == "attention":
         beside_attention(out, args)
+    if case.mode == "floor":
+        beside_floor(name, out, folder)
     if case.mode == "hfu" and not args.cpu:
         beside_hfu(name, out)
     return out
@@ -340,8 +404,12 @@ def main():
     p.add_argument("--no-peer", action="store_true")
     p.add_argument("--cpu", action="store_true", help="tries the programs out on a tiny model, without a GPU")
     p.add_argument("--list", action="store_true")
+    p.add_argument("--table", action="store_true", help="measures nothing; standard output")
     p.add_argument("names", nargs="*")
     args = p.parse_args()
+    if args.table:
+        print(gpu_tables.render([Path(f) for f in args.names] or sorted((HERE / "results").glob("*.jsonl"))), end="")
+        return 0
     build = Path(args.build).resolve()
     args.out = Path(args.out).resolve() if args.out else build / "gpu-bench.jsonl"
     chosen = {n: c for n, c in CASES.items() if not args.names or n in args.names or
