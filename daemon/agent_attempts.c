@@ -58,7 +58,7 @@ struct agent_rank *attempt_rank(struct agent_attempt *a, int rank)
 
 bool attempt_alive(const struct agent_attempt *a)
 {
-    return a->state != ATTEMPT_ENDED;
+    return a->state != ATTEMPT_ENDED || a->epilog_runs;
 }
 
 struct agent_attempt *attempts_add(struct agent *agent, Boost__AttemptStart *start)

@@ -5,6 +5,7 @@
  *   agent_attempts.c  the table, adoption at start
  *   agent_orders.c    what the controller orders, acknowledges and forgets
  *   agent_launch.c    from an order to a running keeper
+ *   agent_epilog.c    the site's script behind the last process
  *   agent_watch.c     what happens in a run directory: progress, ends, hangs, a lost keeper
  *   agent_forward.c   metrics and shard records, from offsets, until acknowledged
  *
@@ -97,6 +98,10 @@ struct agent_attempt {
     bool confirmed;        /* by this run's controller: a keeper may be started */
     bool kill, forget;     /* wanted */
     bool going;            /* its files are being moved and removed */
+    bool prolog_ran;       /* so that an epilog is due whatever becomes of it */
+    bool epilog_runs;      /* of a thread; the attempt counts as alive until it has ended */
+    bool epilog_over;
+    int cancel_fd;         /* while it is PREPARING: an eventfd that ends its prolog; 0 = none */
     int64_t grace_end_ns;  /* then kill; 0 = no */
     int64_t ended_ns;      /* monotonic; when ENDED was seen */
     char note[512];        /* for NodeEnd: what was unusual about the end */
@@ -147,6 +152,11 @@ void attempt_launch(struct agent_attempt *a);
 void attempt_run_keeper(struct agent_attempt *a);
 void attempt_refuse(struct agent *agent, int64_t job, int32_t attempt, Boost__ExitClass__Value class_,
                     Boost__Reason__Value reason, const struct error *why);
+
+/* ---- agent_epilog.c ---- */
+
+/* For one that is ENDED: runs the site's epilog, if there is one and it has not run. */
+void attempt_epilog(struct agent_attempt *a);
 
 /* ---- agent_watch.c ---- */
 

@@ -428,6 +428,23 @@ void devices_run(struct agent *agent, int64_t now)
     tell_changes(agent);
 }
 
+bool devices_unsound(const struct agent *agent, char *why, size_t cap)
+{
+    const struct agent_devices *d = agent->devices;
+    if (!d || !d->done)
+        return false;
+    if (d->stalled || (d->last_rc && d->last_rc != ERR_NOT_FOUND)) {
+        snprintf(why, cap, "%s", d->stalled ? "NVIDIA's driver has stopped answering" : d->err.message);
+        return true;
+    }
+    for (int i = 0; i < d->now.n; i++)
+        if (!*trouble_of(d, i))
+            return false;
+    if (d->now.n)
+        snprintf(why, cap, "none of %d GPU%s works; gpu 0: %s", d->now.n, d->now.n == 1 ? "" : "s", trouble_of(d, 0));
+    return d->now.n > 0;
+}
+
 /* ---- giving ---- */
 
 static int too_few(const struct agent *agent, size_t found, size_t wanted, struct error *err)

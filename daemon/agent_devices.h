@@ -31,6 +31,9 @@ Boost__DeviceReport *devices_report(struct agent *agent, struct arena *arena);
 /* It has been told what devices_report() gave last. */
 void devices_told(struct agent_devices *d);
 
+/* Whether no GPU of a node that should have some can be had for what is wrong with them, and why. */
+bool devices_unsound(const struct agent *agent, char *why, size_t cap);
+
 /* Fills in devices, device_name and peak_flops of an order: for a job on CUDA the first GPUs that are sound, free and
  * used by nobody else. ERR_BUSY says why there are too few. */
 MUST_USE int devices_assign(struct agent *agent, Boost__AttemptStart *start, struct error *err);

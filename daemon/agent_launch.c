@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -41,6 +42,8 @@ struct launch {
     struct error err;
     Boost__ExitClass__Value class_;
     Boost__Reason__Value reason;
+    struct findings found; /* wrong with the node */
+    bool prolog_failed;
 };
 
 static int make_pages(const struct agent_attempt *a, struct error *err)
@@ -103,6 +106,34 @@ static int check_worker(const char *path, struct error *err)
     return error_hint(err, "install boost-worker next to boost-agent");
 }
 
+/* What would stop it here whatever the job is. */
+static int check_node(struct launch *l)
+{
+    const struct agent *agent = l->a->agent;
+    char text[600];
+    checks_at_once(agent->config, &l->found);
+    check_earlier_attempts(agent->attempts_dir, l->a->start, &l->found);
+    if (!l->found.n) /* the script takes longer, and is not needed to know */
+        check_script(agent->config, agent->node, l->a->start, &l->found);
+    if (!l->found.n)
+        return check_room(l->a->start, &l->err);
+    findings_text(&l->found, text, sizeof text);
+    error_set(&l->err, ERR_BUSY, "health check: %s", text);
+    return error_hint(&l->err, "the node takes no work until its check passes (boostctl node show %s)", agent->node);
+}
+
+static int run_prolog(struct launch *l)
+{
+    struct agent_attempt *a = l->a;
+    const Boost__AgentConfig *c = a->agent->config;
+    if (!*c->prolog)
+        return ERR_OK;
+    a->prolog_ran = true;
+    int rc = site_script("prolog", c->prolog, c->prolog_timeout_ms, a->cancel_fd, a->agent->node, a->start, &l->err);
+    l->prolog_failed = rc && rc != ERR_REFUSED;
+    return rc ? error_context(&l->err, "prolog") : ERR_OK;
+}
+
 static void prepare(uv_work_t *work)
 {
     struct launch *l = work->data;
@@ -114,9 +145,13 @@ static void prepare(uv_work_t *work)
         return;
     l->class_ = BOOST__EXIT_CLASS__VALUE__INFRA;
     l->reason = BOOST__REASON__VALUE__NONE;
-    l->rc = check_worker(a->start->worker_path, &l->err);
+    l->rc = check_node(l);
+    if (!l->rc)
+        l->rc = check_worker(a->start->worker_path, &l->err);
     if (!l->rc && a->start->n_devices)
         l->rc = agent_preflight_cuda(a->start->worker_path, &l->err);
+    if (!l->rc)
+        l->rc = run_prolog(l);
     if (!l->rc)
         l->rc = make_run_dir(a, &l->err);
     if (l->rc == ERR_NOSPACE)
@@ -125,14 +160,20 @@ static void prepare(uv_work_t *work)
 
 /* ---- on the loop ---- */
 
-/* Nothing of it ran: as if it had never been ordered. */
+/* Nothing of it ran: as if it had never been ordered. What a prolog has set up an epilog takes down. */
 static void give_up(struct agent_attempt *a, const struct launch *l)
 {
     struct error err;
     attempt_refuse(a->agent, a->job, a->attempt, l->class_, l->reason, &l->err);
     if (fs_remove_tree(a->run_dir, &err))
         log_error(LOG_WARN, &err, "%s", a->run_dir);
-    attempt_drop(a);
+    if (a->prolog_ran && !l->prolog_failed) {
+        a->state = ATTEMPT_ENDED;
+        a->forget = a->end_sent = true;
+        attempt_epilog(a);
+    }
+    if (!a->epilog_runs)
+        attempt_drop(a);
 }
 
 static void prepared(uv_work_t *work, int status)
@@ -140,16 +181,25 @@ static void prepared(uv_work_t *work, int status)
     struct launch *l = work->data;
     struct agent_attempt *a = l->a;
     a->busy--;
+    if (a->cancel_fd > 0)
+        close(a->cancel_fd);
+    a->cancel_fd = 0;
     if (status == UV_ECANCELED || a->agent->closing) { /* what is on disk is for the next agent */
         free(l);
         return;
     }
+    if (l->found.n) /* told before the refusal: the job is not to come back here */
+        health_found(a->agent, &l->found);
+    if (l->prolog_failed)
+        health_failed(a->agent, "prolog", l->err.message);
     if (l->rc && !a->kill) {
         give_up(a, l);
     } else if (l->rc) { /* ordered to stop meanwhile: the end counts, not why it could not begin */
         if (fs_remove_tree(a->run_dir, &l->err))
             log_error(LOG_WARN, &l->err, "%s", a->run_dir);
         a->state = ATTEMPT_ENDED;
+        if (a->prolog_ran && !l->prolog_failed)
+            attempt_epilog(a);
         attempt_poll(a);
     } else {
         a->state = ATTEMPT_PREPARED;
@@ -174,6 +224,8 @@ void attempt_launch(struct agent_attempt *a)
     }
     l->a = a;
     l->work.data = l;
+    if (*a->agent->config->prolog)
+        a->cancel_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     a->busy++;
     uv_queue_work(a->agent->loop, &l->work, prepare, prepared);
 }

@@ -79,6 +79,7 @@ static void on_interval(uv_timer_t *timer)
     agent->last_poll_ns = now;
     poll_all(agent);
     devices_run(agent, now);
+    health_run(agent, now);
 }
 
 /* ---- the controller ---- */
@@ -130,7 +131,9 @@ static const Boost__Register *make_register(void *arg)
     }
     r->devices = devices_report(agent, arena);
     devices_told(agent->devices);
-    return r->n_attempts == count ? r : NULL;
+    r->health = health_report(agent, arena);
+    health_told(agent->health);
+    return r->n_attempts == count && r->health ? r : NULL;
 }
 
 static void on_registered(void *arg, const Boost__Registered *answer)
@@ -180,6 +183,9 @@ static void on_message(void *arg, const Boost__ControllerMessage *m)
         break;
     case BOOST__CONTROLLER_MESSAGE__BODY_TASK:
         agent_tasks_take(agent, m->task);
+        break;
+    case BOOST__CONTROLLER_MESSAGE__BODY_CHECK_HEALTH:
+        health_ask(agent);
         break;
     case BOOST__CONTROLLER_MESSAGE__BODY_FORGET:
         attempts_forget(agent, m->forget->job, m->forget->attempt);
@@ -319,15 +325,17 @@ static int start_parts(struct agent *agent, struct error *err)
         rc = rendezvous_listen(agent, &agent->rendezvous, err);
     if (!rc) /* before anything is adopted: to be asked whether it is up */
         rc = link_up_create(agent->loop, &agent->way, agent->node, &agent->link_ops, &agent->link, err);
-    return rc ? rc : attempts_load(agent, err);
+    if (!rc)
+        rc = attempts_load(agent, err);
+    return rc ? rc : health_open(agent, &agent->health, err);
 }
 
 static bool is_busy(const struct agent *agent)
 {
-    if (devices_busy(agent->devices))
+    if (devices_busy(agent->devices) || health_busy(agent->health))
         return true;
     for (const struct agent_attempt *a = agent->attempts; a; a = a->next) {
-        if (a->busy)
+        if (a->busy || a->epilog_runs)
             return true;
     }
     return false;
@@ -359,6 +367,7 @@ static void close_all(struct agent *agent)
     if (wait_for_helpers(agent)) {
         attempts_close(agent);
         agent_tasks_close(agent->tasks);
+        health_close(agent->health);
         devices_close(agent->devices);
         int64_t deadline = clock_mono_ns() + CLOSE_MS * NS_PER_MS;
         while (uv_run(agent->loop, UV_RUN_NOWAIT) && clock_mono_ns() < deadline)

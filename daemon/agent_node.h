@@ -13,6 +13,7 @@
 
 #include "daemon/agent_attempts.h"
 #include "daemon/agent_devices.h"
+#include "daemon/agent_health.h"
 #include "daemon/agent_link_up.h"
 #include "proto/base/arena.h"
 #include "proto/base/error.h"
@@ -40,6 +41,7 @@ struct agent {
     struct agent_attempt *attempts;
     struct rendezvous_server *rendezvous;
     struct agent_tasks *tasks;
+    struct agent_health *health;
     struct agent_devices *devices; /* NULL: this node gives no GPUs away */
     uv_timer_t interval, soon;
     int64_t last_poll_ns;

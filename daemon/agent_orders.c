@@ -46,12 +46,27 @@ static int check_order(struct agent *agent, const Boost__AttemptStart *s, struct
             return error_set(err, ERR_BUSY, "attempt %d of job %" PRId64 " is older than attempt %d, which node %s has",
                              s->attempt, s->job, a->attempt, agent->node);
         if (attempt_alive(a)) {
-            error_set(err, ERR_BUSY, "attempt %d of job %" PRId64 " still has processes on node %s", a->attempt, s->job,
-                      agent->node);
+            error_set(err, ERR_BUSY, "attempt %d of job %" PRId64 " still has %s on node %s", a->attempt, s->job,
+                      a->epilog_runs ? "its epilog" : "processes", agent->node);
             return error_hint(err, "attempt %d may start once their end is confirmed", s->attempt);
         }
     }
     return ERR_OK;
+}
+
+/* Copies the node's environment into the order. */
+static bool add_node_env(Boost__AttemptStart *s, const Boost__AgentConfig *c)
+{
+    if (!c->n_env)
+        return true;
+    s->node_env = calloc(c->n_env, sizeof(Boost__KeyValue *)); /* the message's: freed with it */
+    for (size_t i = 0; s->node_env && i < c->n_env; i++) {
+        s->node_env[i] = (Boost__KeyValue *)reflect_clone(&c->env[i]->base);
+        if (!s->node_env[i])
+            return false;
+        s->n_node_env++;
+    }
+    return s->node_env != NULL;
 }
 
 /* A copy of the order with what only this node knows filled in. */
@@ -72,6 +87,10 @@ static Boost__AttemptStart *complete_order(struct agent *agent, const Boost__Att
             boost__attempt_start__free_unpacked(s, NULL);
             return NULL;
         }
+    }
+    if (!add_node_env(s, agent->config)) {
+        boost__attempt_start__free_unpacked(s, NULL);
+        return NULL;
     }
     int wanted = s->spec->resources ? s->spec->resources->threads_per_rank : 0;
     bool cuda = s->spec->resources && s->spec->resources->device == BOOST__DEVICE__VALUE__CUDA;
@@ -186,7 +205,7 @@ void attempts_stop(struct agent *agent, const Boost__StopAttempt *order)
         send_node_end(agent, order->job, order->attempt, "nothing of this attempt is on the node");
         return;
     }
-    if (!attempt_alive(a)) {
+    if (a->state == ATTEMPT_ENDED) {
         a->end_sent = a->end_acked = false;
         attempt_poll(a);
         return;
@@ -227,6 +246,9 @@ void attempt_kill(struct agent_attempt *a)
     struct error err;
     a->kill = true;
     a->grace_end_ns = 0;
+    uint64_t one = 1;
+    if (a->state == ATTEMPT_PREPARING && a->cancel_fd && write(a->cancel_fd, &one, sizeof one) != sizeof one)
+        log_line(LOG_WARN, "the prolog of %s goes on to its end", a->run_dir);
     if (a->state == ATTEMPT_PREPARING || a->state == ATTEMPT_ENDED)
         return; /* the launch looks at `kill` before it starts anything */
     int rc = fs_join(path, sizeof path, &err, a->run_dir, "stop");
@@ -339,7 +361,7 @@ static void files_removed(uv_work_t *work, int status)
 
 void attempt_try_forget(struct agent_attempt *a)
 {
-    if (!a->forget || a->state != ATTEMPT_ENDED || a->busy)
+    if (!a->forget || a->state != ATTEMPT_ENDED || a->busy || a->epilog_runs || (a->epilog_over && !a->end_sent))
         return;
     if (metrics_owed(a) && clock_mono_ns() - a->ended_ns < FORGET_WAIT_MS * NS_PER_MS)
         return;

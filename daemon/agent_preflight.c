@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +20,7 @@
 #include "proto/base/clock.h"
 #include "proto/base/fs.h"
 #include "proto/tokenfile.h"
+#include "worker/plan/plan.h"
 
 enum { PROBE_BYTES = 4096, CUDA_CHECK_MS = 30000 };
 extern char **environ;
@@ -71,11 +73,37 @@ static int probe_dir(const char *dir, struct error *err)
     return rc;
 }
 
-static int check_checkpoint_dir(const char *dir, Boost__Reason__Value *reason, struct error *err)
+/* Of a checkpoint: weights and both moments, in the precision in which they are kept; 0: the job does not say. */
+static int64_t checkpoint_bytes(const Boost__JobSpec *spec)
+{
+    struct plan plan;
+    struct error ignored;
+    if (!spec->model || plan_validate(spec, &ignored) || plan_make(spec, &plan, &ignored))
+        return 0;
+    return 3 * plan_parameters(&plan) * (plan.precision == BOOST__PRECISION__VALUE__FP64 ? 8 : 4);
+}
+
+/* Old ones go when a new one is committed, so there has to be room for one more. A file system that does not say how
+ * much it has is found out when it is written. */
+static int check_space(const char *dir, int64_t bytes, struct error *err)
+{
+    struct statvfs fs;
+    if (bytes <= 0 || statvfs(dir, &fs) < 0 || !fs.f_blocks)
+        return ERR_OK;
+    double there = (double)fs.f_bavail * (double)fs.f_frsize;
+    if (there >= (double)bytes)
+        return ERR_OK;
+    return error_set(err, ERR_NOSPACE, "checkpoint directory %s has room for %.0f MiB, and a checkpoint takes %.0f MiB",
+                     dir, there / (1 << 20), (double)bytes / (1 << 20));
+}
+
+static int check_checkpoint_dir(const char *dir, int64_t bytes, Boost__Reason__Value *reason, struct error *err)
 {
     int rc = fs_make_dirs(dir, 0777, err);
     if (!rc)
         rc = probe_dir(dir, err);
+    if (!rc)
+        rc = check_space(dir, bytes, err);
     else
         error_context(err, "checkpoint.dir %s", dir);
     if (rc == ERR_NOSPACE) {
@@ -112,7 +140,7 @@ int agent_preflight(const Boost__JobSpec *spec, uint32_t uid, uint32_t gid, Boos
     if (rc)
         *reason = BOOST__REASON__VALUE__DataError;
     if (!rc)
-        rc = check_checkpoint_dir(spec->checkpoint->dir, reason, err);
+        rc = check_checkpoint_dir(spec->checkpoint->dir, checkpoint_bytes(spec), reason, err);
     if (!rc && spec->workdir && *spec->workdir)
         rc = check_workdir(spec->workdir, err);
     as_user_end(&user);
@@ -145,47 +173,64 @@ static bool read_answer(int fd, char *out, size_t cap)
     }
 }
 
-/* The worker whose answer was good; the libraries that it loads take a second to map, at every start of a job. */
-static struct {
-    pthread_mutex_t lock;
-    bool good;
+/* What a file is; all zero: there is none. */
+struct file_identity {
     dev_t device;
     ino_t inode;
     struct timespec changed;
-} checked = {.lock = PTHREAD_MUTEX_INITIALIZER};
+};
 
-static bool known_good(const struct stat *st)
+static struct file_identity identify(const char *path)
 {
-    pthread_mutex_lock(&checked.lock);
-    bool good = checked.good && checked.device == st->st_dev && checked.inode == st->st_ino &&
-                checked.changed.tv_sec == st->st_ctim.tv_sec && checked.changed.tv_nsec == st->st_ctim.tv_nsec;
-    pthread_mutex_unlock(&checked.lock);
-    return good;
+    struct stat st;
+    struct file_identity none = {0};
+    return stat(path, &st) < 0 ? none : (struct file_identity){st.st_dev, st.st_ino, st.st_ctim};
 }
 
-static void remember_good(const struct stat *st)
+static bool same_file(const struct file_identity *a, const struct file_identity *b)
 {
-    pthread_mutex_lock(&checked.lock);
-    checked.good = true;
-    checked.device = st->st_dev;
-    checked.inode = st->st_ino;
-    checked.changed = st->st_ctim;
-    pthread_mutex_unlock(&checked.lock);
+    return a->device == b->device && a->inode == b->inode && a->changed.tv_sec == b->changed.tv_sec &&
+           a->changed.tv_nsec == b->changed.tv_nsec;
+}
+
+/* The worker whose answer was good, and its library; what they load takes a second to map, at every start of a job. */
+static struct {
+    pthread_mutex_t lock;
+    bool good;
+    struct file_identity worker, library;
+} checked = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* As boost-worker finds it. */
+static struct file_identity identify_library(const char *worker)
+{
+    char path[PATH_MAX];
+    const char *given = getenv("BOOST_CUDA_LIBRARY"), *slash = strrchr(worker, '/');
+    int len = slash ? (int)(slash - worker) : 1;
+    if (given && *given)
+        return identify(given);
+    snprintf(path, sizeof path, "%.*s/../lib/boost-cuda.so", len, slash ? worker : ".");
+    return identify(path);
 }
 
 static int ask_worker(const char *worker, struct error *err);
 
 int agent_preflight_cuda(const char *worker, struct error *err)
 {
-    struct stat st;
-    if (stat(worker, &st) < 0)
-        return error_errno(err, errno, "cannot run %s", worker);
-    if (known_good(&st))
+    struct file_identity program = identify(worker), library = identify_library(worker);
+    pthread_mutex_lock(&checked.lock);
+    bool good = checked.good && same_file(&checked.worker, &program) && same_file(&checked.library, &library);
+    pthread_mutex_unlock(&checked.lock);
+    if (good)
         return ERR_OK;
     int rc = ask_worker(worker, err);
-    if (!rc)
-        remember_good(&st);
-    return rc;
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&checked.lock);
+    checked.good = true;
+    checked.worker = program;
+    checked.library = library;
+    pthread_mutex_unlock(&checked.lock);
+    return ERR_OK;
 }
 
 static int ask_worker(const char *worker, struct error *err)

@@ -10,14 +10,15 @@
 #include "proto/rpc.pb-c.h"
 
 /* Every data file is readable, a whole number of tokens and at least one window long; the checkpoint directory
- * can be made and written (a probe file is written, synced and removed); the working directory is there.
+ * can be made and written (a probe file is written, synced and removed) and, where the job says what its model is, has
+ * room for a checkpoint; the working directory is there.
  * ERR_INVALID with *reason DataError or SpecError, ERR_NOSPACE with DiskFull, ERR_REFUSED for a user the agent
  * cannot act for. The message names the file, the hint the mend. */
 MUST_USE int agent_preflight(const Boost__JobSpec *spec, uint32_t uid, uint32_t gid, Boost__Reason__Value *reason,
                              struct error *err);
 
 /* Whether this worker has its CUDA backend (boost-worker --check-cuda, some seconds; once it has said yes it is not
- * asked again until it is another file). ERR_UNSUPPORTED with what it says. */
+ * asked again until it or its boost-cuda.so is another file). ERR_UNSUPPORTED with what it says. */
 MUST_USE int agent_preflight_cuda(const char *worker, struct error *err);
 
 #endif

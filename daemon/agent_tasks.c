@@ -204,7 +204,7 @@ static int place_log(struct task *t)
     struct agent *agent = t->tasks->agent;
     int32_t attempt = t->order->read_log->attempt;
     const struct agent_attempt *a = attempts_find(agent, t->order->job, attempt);
-    t->over = !a || !attempt_alive(a);
+    t->over = !a || a->state == ATTEMPT_ENDED;
     if (a) {
         snprintf(t->run_dir, sizeof t->run_dir, "%s", a->run_dir);
         return ERR_OK;

@@ -90,6 +90,7 @@ static void set_ended(struct agent_attempt *a)
     a->ended_ns = clock_mono_ns();
     log_line(LOG_INFO, "attempt %s: no process of it is left", attempt_text(a, text));
     agent_tasks_wake(a->agent); /* whoever follows its log */
+    attempt_epilog(a);
 }
 
 static bool ended_on_disk(struct agent_attempt *a)
@@ -285,6 +286,8 @@ static void send_end(struct agent_attempt *a)
     end.job = a->job;
     end.attempt = a->attempt;
     end.note = a->note;
+    end.has_epilog = a->epilog_runs;
+    end.epilog = a->epilog_runs;
     a->end_sent = agent_send(a->agent, BOOST__AGENT_MESSAGE__BODY_NODE_END, &end.base);
     if (a->end_sent)
         a->report_ns = clock_mono_ns();
@@ -370,7 +373,7 @@ static void poll_of_another(struct agent_attempt *a)
         return;
     load_identities(a);
     look_after_keeper(a);
-    if (a->state == ATTEMPT_ENDED)
+    if (a->state == ATTEMPT_ENDED && !a->epilog_runs)
         link_up_again(a->agent->link, "an attempt of another controller has ended, which frees its devices");
 }
 

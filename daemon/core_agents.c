@@ -71,6 +71,7 @@ static void rebuild_holdings(struct core *c, struct node *n, const Boost__Regist
         struct holding *h = &n->holdings[i];
         const struct attempt_part *part = live_part(c, n->name, h->job, h->attempt, &job, &a);
         h->kill_due = 0; /* what was sent may be lost: sent again below */
+        h->epilog = false;
         if (h->reserved || (part && !part->gone && !part->lost) || listed(m, store_id, h->job, h->attempt))
             continue;
         node_release(c, n, h->job, h->attempt);
@@ -322,6 +323,9 @@ static void on_node_end(struct core *c, struct node *n, const Boost__NodeEnd *x)
     struct job *job;
     struct attempt *a;
     struct attempt_part *part = live_part(c, n->name, x->job, x->attempt, &job, &a);
+    struct holding *h = node_holding(n, x->job, x->attempt);
+    if (h)
+        h->epilog = x->epilog;
     if (part && !part->gone && !part->lost) {
         attempt_part_over(c, job, a, n->name, false, x->note);
         return;

@@ -69,6 +69,8 @@ static void cordon(struct core *c, struct node *n, const char *reason, bool tell
 {
     bool news = !cordoned_by_health(n) || !same_but_numbers(n->admin_reason ? n->admin_reason : "", reason);
     bool was = cordoned_by_health(n);
+    if (was && n->admin_reason && strcmp(n->admin_reason, reason) == 0)
+        return;
     n->admin = ADMIN(CORDONED);
     text_set(&n->admin_reason, reason);
     text_set(&n->admin_by, HEALTH);

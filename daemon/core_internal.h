@@ -38,6 +38,7 @@ struct holding {
     enum sched_pool pool;
     int slots;
     struct job *of;   /* NULL: not looked up yet, or of no job here */
+    bool epilog;      /* its processes are gone, the site's script behind them still runs */
     bool reserved;    /* chosen, StartAttempt not decided yet */
     int64_t kill_due; /* a kill was sent: to be confirmed by then, 0 = none */
     int64_t kill_from;

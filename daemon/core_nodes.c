@@ -83,6 +83,13 @@ void node_release(struct core *c, struct node *n, int64_t job, int attempt)
     if (!h)
         return;
     bool overdue = h->overdue;
+    if (h->epilog) { /* the node tells again when it is over */
+        h->kill_due = 0;
+        h->overdue = false;
+        if (overdue)
+            node_undrain(c, n);
+        return;
+    }
     *h = n->holdings[--n->n_holdings];
     c->schedule = true;
     if (overdue)

@@ -456,6 +456,16 @@ static char *with_trouble(const struct node *n, char *reason, struct arena *mem)
     return reason;
 }
 
+/* What keeps devices taken without a process. */
+static char *with_epilogs(const struct node *n, char *reason, struct arena *mem)
+{
+    for (int i = 0; reason && i < n->n_holdings; i++)
+        if (n->holdings[i].epilog)
+            reason = arena_printf(mem, "%s%sthe epilog of %" PRId64 ".%d runs", reason, *reason ? "; " : "",
+                                  n->holdings[i].job, n->holdings[i].attempt);
+    return reason;
+}
+
 /* Lists of what the node has told are shown as they are: they live as long as the reply is made. */
 static void add_told(const struct node *n, Boost__NodeInfo *x)
 {
@@ -516,7 +526,7 @@ static Boost__NodeInfo *node_info(struct core *c, const struct node *n, struct a
         else if (x->reason && !*x->reason) /* of another store: see rebuild_holdings() */
             x->reason = arena_printf(mem, "job %" PRId64 " of another controller has %d device%s until it ends",
                                      -n->holdings[i].job, n->holdings[i].slots, n->holdings[i].slots == 1 ? "" : "s");
-    x->reason = with_trouble(n, x->reason, mem);
+    x->reason = with_epilogs(n, with_trouble(n, x->reason, mem), mem);
     return x->name && x->reason && x->device_kind && x->version && x->address && x->jobs ? x : NULL;
 }
 

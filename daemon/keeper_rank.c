@@ -92,10 +92,16 @@ static bool env_fill(struct env_list *env, const struct rank_launch *launch)
     int threads = s->threads_per_rank > 0 ? s->threads_per_rank : 1;
     /* How long an OpenMP thread spins before it sleeps, some 50 us. libgomp's own is 60 times as long: where other
      * processes want the cores too, a thread that spins keeps the one that it waits for from running. */
-    bool ok = env_put(env, "GOMP_SPINCOUNT", "5000") && env_inherit(env) && env_put(env, "BOOST_RUN_DIR", s->run_dir) &&
-              env_put(env, "BOOST_ATTEMPT", attempt) && env_put_int(env, "BOOST_RANK", s->ranks[launch->local_rank]) &&
-              env_put_int(env, "BOOST_LOCAL_RANK", launch->local_rank) && env_put_int(env, "BOOST_WORLD", s->world) &&
-              env_put_int(env, "OMP_NUM_THREADS", threads) && (!s->node || env_put(env, "BOOST_NODE", s->node));
+    bool ok = env_put(env, "GOMP_SPINCOUNT", "5000") && env_inherit(env);
+    for (size_t i = 0; ok && i < s->n_node_env; i++) {
+        const Boost__KeyValue *kv = s->node_env[i];
+        if (kv->key && *kv->key)
+            ok = env_put(env, kv->key, kv->value ? kv->value : "");
+    }
+    ok = ok && env_put(env, "BOOST_RUN_DIR", s->run_dir) && env_put(env, "BOOST_ATTEMPT", attempt) &&
+         env_put_int(env, "BOOST_RANK", s->ranks[launch->local_rank]) &&
+         env_put_int(env, "BOOST_LOCAL_RANK", launch->local_rank) && env_put_int(env, "BOOST_WORLD", s->world) &&
+         env_put_int(env, "OMP_NUM_THREADS", threads) && (!s->node || env_put(env, "BOOST_NODE", s->node));
     if (ok && geteuid() == 0 && s->uid != 0 && s->user && *s->user)
         ok = env_put(env, "USER", s->user) && env_put(env, "LOGNAME", s->user);
     if (ok && (size_t)launch->local_rank < s->n_devices && s->devices[launch->local_rank]->uuid)

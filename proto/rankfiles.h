@@ -4,6 +4,7 @@
  *   start.pb            AttemptStart, durable, before the keeper starts   agent  -> keeper, ranks
  *   keeper.id           process identity of the keeper (text, procid)     keeper -> agent
  *   keeper.end          every rank ended and its processes are gone       keeper -> agent
+ *   epilog.end          the site's epilog has run                         agent  -> agent
  *   rank-<r>.pid        process identity of the rank                      keeper -> agent
  *   rank-<r>.status     struct rank_status, memory-mapped                 rank   -> agent
  *   rank-<r>.control    struct rank_control, memory-mapped                agent  -> rank

@@ -237,7 +237,7 @@ def test_a_failed_test_leaves_no_rank():
         with Sleeping("count 1\n") as c:
             job = c.submit(tiny_job(c), *ON_CUDA)
             c.sees(job, 0)
-            pid = c.rank_pids(job, 1)[0]
+            pid = wait_until(lambda: c.rank_pids(job, 1).get(0), 10, "its rank")
             wait_until(lambda: "sleep" in Path(f"/proc/{pid}/comm").read_text(), 10, "the worker's sleep")
             assert pid in c.processes(), c.processes()
             raise Fails

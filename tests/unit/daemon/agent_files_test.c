@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -21,6 +22,7 @@
 #include "daemon/agent_logs.h"
 #include "daemon/agent_preflight.h"
 #include "daemon/agent_user.h"
+#include "worker/plan/plan.h"
 #include "proto/base/crc32c.h"
 #include "proto/base/fs.h"
 
@@ -151,8 +153,70 @@ static void test_preflight(void **state)
     checkpoint.dir = "/proc/ckpt"; /* read-only for root as well */
     expect_fault(ERR_INVALID, BOOST__REASON__VALUE__SpecError, "/proc/ckpt");
     checkpoint.dir = checkpoint_path;
+    /* A model of 12 bytes a parameter, weights and two moments, against what the file system has. */
+    struct statvfs fs;
+    assert_int_equal(statvfs(checkpoint_path, &fs), 0);
+    Boost__Model model = BOOST__MODEL__INIT;
+    Boost__Optimizer optimizer = BOOST__OPTIMIZER__INIT;
+    Boost__Parallel layout = BOOST__PARALLEL__INIT;
+    spec.has_spec_version = model.has_factorization = model.has_hidden = model.has_layers = model.has_heads = true;
+    model.has_intermediate = model.has_vocab = optimizer.has_lr = run.has_steps = layout.has_global_batch = true;
+    spec.spec_version = 1;
+    spec.name = "big";
+    model.factorization = BOOST__FACTORIZATION__VALUE__FULL_RANK;
+    model.hidden = model.intermediate = 256;
+    model.layers = model.heads = 1;
+    model.vocab = 256;
+    optimizer.lr = 1e-3;
+    run.steps = layout.global_batch = 1;
+    layout.has_strategy = true;
+    layout.strategy = BOOST__STRATEGY__VALUE__FULL;
+    spec.model = &model;
+    spec.optimizer = &optimizer;
+    spec.parallel = &layout;
+    struct plan_machine machine = {.memory_bytes = INT64_C(1) << 50};
+    Boost__JobSpec *resolved;
+    if (plan_resolve(&spec, &machine, &resolved, &err))
+        fail_msg("%s", err.message);
+    assert_int_equal(agent_preflight(resolved, (uint32_t)geteuid(), (uint32_t)getegid(), &reason, &err), 0);
+    resolved->model->hidden = resolved->model->intermediate = 32768;
+    resolved->model->heads = resolved->model->kv_heads = 256;
+    resolved->model->layers = 1000; /* some 90 TB */
+    if ((double)fs.f_bavail * (double)fs.f_frsize > 8e13)
+        skip();
+    assert_int_equal(agent_preflight(resolved, (uint32_t)geteuid(), (uint32_t)getegid(), &reason, &err), ERR_NOSPACE);
+    assert_int_equal(reason, BOOST__REASON__VALUE__DiskFull);
+    assert_non_null(strstr(err.message, "MiB, and a checkpoint takes "));
+    boost__job_spec__free_unpacked(resolved, NULL);
+    spec.model = NULL;
+    spec.parallel = &parallel;
     spec.workdir = "/no/such/workdir";
     expect_fault(ERR_INVALID, BOOST__REASON__VALUE__SpecError, "/no/such/workdir");
+}
+
+/* A yes is remembered of this worker with this library, and of no other pair. */
+static void test_the_cuda_check_is_remembered(void **state)
+{
+    (void)state;
+    char worker[PATH_MAX], library[PATH_MAX], calls[PATH_MAX], text[PATH_MAX + 64];
+    static const size_t asked[] = {1, 1, 2, 2, 3};
+    path_in(worker, "worker.sh");
+    path_in(library, "boost-cuda.so");
+    path_in(calls, "calls");
+    int len = snprintf(text, sizeof text, "#!/bin/sh\nprintf x >>%s\n", calls);
+    assert_int_equal(fs_write_atomic(worker, text, (size_t)len, 0755, NULL), 0);
+    setenv("BOOST_CUDA_LIBRARY", library, 1);
+    for (size_t i = 0; i < sizeof asked / sizeof *asked; i++) {
+        struct stat st;
+        if (i == 2)
+            put(library, "another", 7);
+        if (i == 4)
+            assert_int_equal(unlink(library), 0);
+        assert_int_equal(agent_preflight_cuda(worker, &err), 0);
+        assert_int_equal(stat(calls, &st), 0);
+        assert_int_equal(st.st_size, asked[i]);
+    }
+    unsetenv("BOOST_CUDA_LIBRARY");
 }
 
 static void test_as_the_jobs_user(void **state)
@@ -421,7 +485,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_preflight),        TEST(test_as_the_jobs_user),        TEST(test_manifest),
         TEST(test_manifest_refuses), TEST(test_verify_names_the_damage), TEST(test_verify_of_other_things_than_files),
-        TEST(test_delete),
+        TEST(test_delete),           TEST(test_the_cuda_check_is_remembered),
         TEST(test_logs_are_trimmed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

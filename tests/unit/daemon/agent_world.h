@@ -174,6 +174,10 @@ HELPER int worker(const char *what, const char *run_dir, int rank)
         return 96;
     setvbuf(stdout, NULL, _IONBF, 0);
     printf("rank %d is up\n", rank);
+    if (!strcmp(what, "environment")) {
+        printf("NCCL_SOCKET_IFNAME=%s AGENT_TEST=%s\n", getenv("NCCL_SOCKET_IFNAME"), what);
+        return 0;
+    }
     if (!strcmp(what, "exit7"))
         return 7;
     if (!strcmp(what, "exit66")) {
@@ -241,6 +245,7 @@ struct fixture {
     pid_t agent;
     int hang_ms;
     bool mute;                 /* acknowledge nothing */
+    const char *sets[6];       /* more of the agent's configuration, "field=value" */
     char nvml[PATH_MAX];       /* "": no GPUs */
     bool cuda;                 /* what order_start() orders is on CUDA */
     int64_t metrics, shards;   /* highest number received */
@@ -290,9 +295,34 @@ HELPER void start_agent(struct fixture *f)
         int fd = open(log, O_WRONLY | O_CREAT | O_APPEND, 0644);
         dup2(fd, 1);
         dup2(fd, 2);
-        execl(self_path, self_path, "agent", "--state-dir", f->state, "--controller-socket", f->socket, "--node", "n1",
-              "--keeper", self_path, "--worker", self_path, "--cpu-slots", "2", "--set", "hang_min_ms=100", "--set",
-              hang, "--set", nvml, "--log-level", "debug", (char *)NULL);
+        const char *argv[40] = {self_path,
+                                "agent",
+                                "--state-dir",
+                                f->state,
+                                "--controller-socket",
+                                f->socket,
+                                "--node",
+                                "n1",
+                                "--keeper",
+                                self_path,
+                                "--worker",
+                                self_path,
+                                "--cpu-slots",
+                                "2",
+                                "--log-level",
+                                "debug",
+                                "--set",
+                                "hang_min_ms=100",
+                                "--set",
+                                hang,
+                                "--set",
+                                nvml};
+        int n = 22;
+        for (size_t i = 0; i < sizeof f->sets / sizeof *f->sets && f->sets[i]; i++) {
+            argv[n++] = "--set";
+            argv[n++] = f->sets[i];
+        }
+        execv(self_path, (char **)(uintptr_t)argv);
         _exit(127);
     }
 }

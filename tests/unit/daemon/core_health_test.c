@@ -140,6 +140,54 @@ static void a_failure_outlives_both_restarts(void **state)
     world_free(w);
 }
 
+static void say_node_gone(struct world *w, const char *node, const struct fake_attempt *x, bool epilog)
+{
+    Boost__NodeEnd end = BOOST__NODE_END__INIT;
+    Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
+    end.has_job = end.has_attempt = true;
+    end.job = x->job;
+    end.attempt = x->attempt;
+    end.has_epilog = end.epilog = epilog;
+    m.body_case = BOOST__AGENT_MESSAGE__BODY_NODE_END;
+    m.node_end = &end;
+    say(w, node, &m);
+    pump(w);
+}
+
+/* The job goes on elsewhere at once; the devices are free when the epilog has ended, and no kill waits for it. */
+static void an_epilog_keeps_the_devices_and_not_the_job(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2), *b;
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    b = agent_add(w, "n2", 2);
+    join_world(w, b);
+    a = &w->agents[0];
+    x = newest(w, a, id);
+    for (int i = 0; i < x->n_ranks; i++)
+        say_end_of(w, a, x, i, (struct end){.exit_code = 1});
+    x->alive = false;
+    say_node_gone(w, "n1", x, true);
+    struct node *n = node_of(w, "n1");
+    assert_int_equal(node_busy(n, SCHED_CPU), 2);
+    advance(w, 60000); /* past the time in which a kill is to be confirmed */
+    assert_non_null(newest(w, b, id));
+    assert_int_equal(n->admin, ADMIN(NONE));
+    assert_int_equal(node_busy(n, SCHED_CPU), 2);
+    struct arena mem;
+    arena_init(&mem, 1 << 20);
+    char expected[64];
+    snprintf(expected, sizeof expected, "the epilog of %lld.1 runs", (long long)id);
+    assert_string_equal(core_nodes(w->core, &mem)->nodes[0]->reason, expected);
+    arena_free(&mem);
+    say_node_gone(w, "n1", x, false);
+    assert_int_equal(node_busy(n, SCHED_CPU), 0);
+    world_free(w);
+}
+
 static void labels_are_shown_and_found(void **state)
 {
     (void)state;
@@ -180,6 +228,7 @@ int main(void)
         cmocka_unit_test(others_cordons_stay),
         cmocka_unit_test(nothing_before_the_first_check_has_ended),
         cmocka_unit_test(a_failure_outlives_both_restarts),
+        cmocka_unit_test(an_epilog_keeps_the_devices_and_not_the_job),
         cmocka_unit_test(labels_are_shown_and_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
