@@ -27,6 +27,7 @@ static const struct verb verbs[] = {
     {"hold", verb_control, "checkpoint and set aside until released"},
     {"release", verb_control, "let held jobs run"},
     {"checkpoint", verb_control, "write a checkpoint now"},
+    {"restart", verb_restart, "go on in a new attempt, with changes; after its end, as a new job"},
     {"ckpt", verb_ckpt, "checkpoints of a job: ckpt ls JOB"},
     {"node", verb_node, "nodes: ls, show, cordon, drain, resume"},
     {"validate", verb_validate, "check a job file without a controller"},
@@ -38,8 +39,7 @@ static const struct verb verbs[] = {
 };
 
 /* Named in the contract and not built yet: told apart from a typing error. */
-static const char *const later[] = {"restart", "update", "top",  "usage",     "data",
-                                    "sample",  "config", "eval", "completion"};
+static const char *const later[] = {"update", "top", "usage", "data", "sample", "config", "eval", "completion"};
 
 static void print_help(void)
 {

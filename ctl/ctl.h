@@ -100,6 +100,7 @@ int verb_logs(struct ctl *ctl, int argc, char **argv);
 int verb_ckpt(struct ctl *ctl, int argc, char **argv);
 int verb_control(struct ctl *ctl, int argc, char **argv); /* cancel hold release checkpoint */
 int verb_stacks(struct ctl *ctl, int argc, char **argv);
+int verb_restart(struct ctl *ctl, int argc, char **argv);
 int verb_wait(struct ctl *ctl, int argc, char **argv);
 int verb_node(struct ctl *ctl, int argc, char **argv);
 int verb_validate(struct ctl *ctl, int argc, char **argv);

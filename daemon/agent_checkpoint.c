@@ -282,6 +282,31 @@ int checkpoint_verify(const Boost__VerifyCheckpoint *o, struct error *err)
     return rc ? error_context(err, "checkpoint of step %" PRId64 ", attempt %d", o->step, o->attempt) : ERR_OK;
 }
 
+int checkpoint_spec(const char *dir, struct arena *a, Boost__JobSpec **out, struct error *err)
+{
+    int64_t step, attempt;
+    json_t *manifest = NULL;
+    char *text = NULL;
+    *out = NULL;
+    if (!parse_dir(dir, &step, &attempt) || attempt > INT32_MAX) {
+        error_set(err, ERR_INVALID, "%s is not a checkpoint directory (step-<n>.a<k>)", dir);
+        return error_hint(err, "boostctl ckpt ls JOB shows the directories of a job's checkpoints");
+    }
+    int rc = load_manifest(dir, step, (int32_t)attempt, &manifest, err);
+    if (rc == ERR_NOT_FOUND)
+        error_hint(err, "only a directory with its manifest.json is a whole checkpoint");
+    if (!rc && !(text = json_dumps(json_object_get(manifest, "spec"), 0)))
+        rc = error_set(err, ERR_CORRUPT, "%s/%s holds no job", dir, manifest_name);
+    if (!rc && !(*out = (Boost__JobSpec *)reflect_new(a, &boost__job_spec__descriptor)))
+        rc = error_set(err, ERR_NOMEM, "no memory for the manifest of %s", dir);
+    if (!rc)
+        rc = json_read(&(*out)->base, a, manifest_name, text, strlen(text),
+                       &(struct read_options){.allow_unknown = true}, err);
+    free(text);
+    json_decref(manifest);
+    return rc;
+}
+
 /* ---- delete ---- */
 
 int checkpoint_delete(const char *dir, struct error *err)

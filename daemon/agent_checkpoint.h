@@ -4,6 +4,7 @@
 #define BOOST_DAEMON_AGENT_CHECKPOINT_H
 
 #include "proto/agent.pb-c.h"
+#include "proto/base/arena.h"
 #include "proto/base/error.h"
 
 /* Writes <dir>/manifest.json durably: the act that makes a checkpoint one. Every shard must be there with its
@@ -12,6 +13,8 @@ MUST_USE int checkpoint_write_manifest(const Boost__WriteManifest *order, int64_
 /* The manifest is there and of this step and attempt, and every shard has the size and checksum recorded (in the
  * order when it names shards, else in the manifest). ERR_CORRUPT or ERR_NOT_FOUND names what is damaged. */
 MUST_USE int checkpoint_verify(const Boost__VerifyCheckpoint *order, struct error *err);
+/* The resolved spec under which a committed checkpoint was written; lives in `a`. */
+MUST_USE int checkpoint_spec(const char *dir, struct arena *a, Boost__JobSpec **out, struct error *err);
 /* Removes a directory whose name is step-<n>.a<k>: renamed to <name>.deleting first, so that a half-removed one
  * is never taken for a checkpoint. One that is gone is fine; ERR_REFUSED for any other name. */
 MUST_USE int checkpoint_delete(const char *dir, struct error *err);

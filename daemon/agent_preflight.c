@@ -16,13 +16,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "daemon/agent_checkpoint.h"
 #include "daemon/agent_user.h"
 #include "proto/base/clock.h"
 #include "proto/base/fs.h"
 #include "proto/tokenfile.h"
 #include "worker/plan/plan.h"
 
-enum { PROBE_BYTES = 4096, CUDA_CHECK_MS = 30000 };
+enum { PROBE_BYTES = 4096, CUDA_CHECK_MS = 30000, MANIFEST_ARENA = 64 << 20 };
 extern char **environ;
 
 static int check_data_file(const char *path, Boost__Format__Value format, int64_t seq_len, struct error *err)
@@ -145,6 +146,26 @@ int agent_preflight(const Boost__JobSpec *spec, uint32_t uid, uint32_t gid, Boos
         rc = check_workdir(spec->workdir, err);
     as_user_end(&user);
     return rc;
+}
+
+int agent_preflight_init(const Boost__JobSpec *spec, uint32_t uid, uint32_t gid, struct error *err)
+{
+    const Boost__InitFrom *from = spec->checkpoint ? spec->checkpoint->init_from : NULL;
+    struct as_user user;
+    struct arena mem;
+    Boost__JobSpec *was = NULL;
+    if (!from || !from->path || !*from->path)
+        return ERR_OK;
+    int rc = as_user_begin(&user, uid, gid, err);
+    if (rc)
+        return rc;
+    arena_init(&mem, MANIFEST_ARENA);
+    rc = checkpoint_spec(from->path, &mem, &was, err);
+    as_user_end(&user);
+    if (!rc)
+        rc = plan_continues(was, spec, from->weights_only, err);
+    arena_free(&mem);
+    return rc ? error_context(err, "checkpoint.init_from %s", from->path) : ERR_OK;
 }
 
 /* ---- CUDA ---- */

@@ -21,4 +21,7 @@ MUST_USE int agent_preflight(const Boost__JobSpec *spec, uint32_t uid, uint32_t 
  * asked again until it or its boost-cuda.so is another file). ERR_UNSUPPORTED with what it says. */
 MUST_USE int agent_preflight_cuda(const char *worker, struct error *err);
 
+/* Whether the checkpoint that the job is to start from is there for its user and fits; ERR_OK without one. */
+MUST_USE int agent_preflight_init(const Boost__JobSpec *spec, uint32_t uid, uint32_t gid, struct error *err);
+
 #endif

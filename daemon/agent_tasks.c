@@ -106,6 +106,8 @@ static int preflight(const struct task *t, uint32_t uid, uint32_t gid, struct er
     Boost__Reason__Value reason;
     const Boost__JobSpec *spec = t->order->preflight->spec;
     int rc = agent_preflight(spec, uid, gid, &reason, err);
+    if (!rc)
+        rc = agent_preflight_init(spec, uid, gid, err);
     bool cuda = spec && spec->resources && spec->resources->device == BOOST__DEVICE__VALUE__CUDA;
     return rc || !cuda || !t->gpus ? rc : agent_preflight_cuda(t->tasks->agent->worker_path, err);
 }

@@ -106,6 +106,14 @@ MUST_USE int core_dry_run(struct core *c, const Boost__JobSpec *spec, const stru
  * comes when the change is durable. */
 void core_control(struct core *c, Boost__ControlRequest__Verb verb, int64_t job, bool now, const struct core_user *user,
                   void (*reply)(void *arg, int rc, const struct error *err, const char *text), void *arg);
+/* A job that has not ended goes on in a new attempt, after a checkpoint where it is RUNNING; an ended one as a new job
+ * of its owner, which is `job` of the reply. spec: as it is to be, NULL: unchanged; from_step: of a committed checkpoint,
+ * -1: the newest. ERR_INVALID: the state of the job would not fit. As with core_control the reply comes when the change
+ * is durable, and `text` says what will happen. */
+typedef void (*core_restart_reply_fn)(void *arg, int rc, const struct error *err, int64_t job, bool new_job,
+                                      const char *text);
+void core_restart(struct core *c, int64_t job, const Boost__JobSpec *spec, int64_t from_step,
+                  const struct core_user *user, core_restart_reply_fn reply, void *arg);
 /* Cordons, drains or resumes a node, which only root and the daemon's own uid may. deadline_s: of a drain, when its jobs
  * checkpoint and are queued again; less than 0: never. `text` says what will happen, the node's name not included; it
  * is the core's until the reply returns, which comes when the change is durable. */

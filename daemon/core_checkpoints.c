@@ -8,7 +8,9 @@
 
 #include "daemon/core_internal.h"
 
+/* What a note begins with is how a restarted controller knows it again. */
 static const char damaged_mark[] = "damaged: ";
+static const char aside_mark[] = "set aside: ";
 
 /* ---- looking ------------------------------------------------------------------------- */
 
@@ -23,7 +25,8 @@ struct checkpoint *checkpoints_newest(const struct job *job, const struct checkp
     while (below && i >= 0 && job->checkpoints[i] != below)
         i--;
     for (i -= below != NULL; i >= 0; i--)
-        if (job->checkpoints[i]->state == CKPT(COMMITTED) && !job->checkpoints[i]->damaged)
+        if (job->checkpoints[i]->state == CKPT(COMMITTED) && !job->checkpoints[i]->damaged &&
+            !job->checkpoints[i]->aside)
             return job->checkpoints[i];
     return NULL;
 }
@@ -33,7 +36,7 @@ int64_t checkpoints_highest(const struct job *job, int attempt)
     for (int i = job->n_checkpoints - 1; i >= 0; i--) {
         const struct checkpoint *k = job->checkpoints[i];
         bool was = k->state == CKPT(COMMITTED) || k->state == CKPT(DELETING) || k->state == CKPT(DELETED);
-        if (was && k->attempt <= attempt)
+        if (was && k->attempt <= attempt && !k->aside)
             return k->step;
     }
     return -1;
@@ -169,6 +172,23 @@ void checkpoint_damaged(struct core *c, struct job *job, struct checkpoint *k, c
               "checkpoint of step %" PRId64 " does not verify: %s; %s", k->step, why, instead);
 }
 
+void checkpoints_set_aside(struct core *c, struct job *job, int64_t step)
+{
+    for (int i = 0; i < job->n_checkpoints; i++) {
+        struct checkpoint *k = job->checkpoints[i];
+        if (k->step <= step || k->aside || (k->state != CKPT(COMMITTED) && k->state != CKPT(DELETED)))
+            continue;
+        char note[128];
+        snprintf(note, sizeof note, "%sthe job went on from step %" PRId64 " in attempt %d", aside_mark, step,
+                 job->n_attempts + 1);
+        k->aside = true;
+        if (!k->damaged)
+            text_set(&k->note, note);
+        mark_checkpoint(c, job, k);
+    }
+    newest_step(job);
+}
+
 static void commit(struct core *c, struct job *job, struct checkpoint *k, const char *node)
 {
     struct attempt *a = job_attempt(job, k->attempt);
@@ -203,10 +223,12 @@ static void commit(struct core *c, struct job *job, struct checkpoint *k, const 
 }
 
 /* Whether an attempt may still have to read it. */
-static bool in_use(const struct job *job, const struct checkpoint *k)
+static bool in_use(struct core *c, const struct job *job, const struct checkpoint *k)
 {
     const struct attempt *a = job_live_attempt(job);
     if (job->starting && job->starting->candidate == k)
+        return true;
+    if (init_in_use(c, k))
         return true;
     return a && !a->committed && a->from_attempt == k->attempt && a->from_step == k->step;
 }
@@ -222,9 +244,9 @@ void checkpoints_retain(struct core *c, struct job *job)
         if (k->state != CKPT(COMMITTED))
             continue;
         bool excess = good >= keep;
-        if (!k->damaged)
+        if (!k->damaged && !k->aside)
             good++;
-        if (!excess || in_use(job, k) || (!k->damaged && keep_every > 0 && k->step % keep_every == 0))
+        if (!excess || in_use(c, job, k) || (!k->damaged && keep_every > 0 && k->step % keep_every == 0))
             continue;
         k->state = CKPT(DELETING);
         mark_checkpoint(c, job, k);

@@ -218,7 +218,8 @@ bool core_preempt(struct core *c, struct job *victim, const struct job *for_job)
     job_reason(victim, REASON(Preempted), "preempted at step %" PRId64 " by job %" PRId64 " (%s, priority %d)", step,
                for_job->id, for_job->name, for_job->priority);
     add_event(c, victim, victim->n_attempts, NULL, "controller", "preempted",
-              "job %" PRId64 " (%s, priority %d) needs its devices: checkpoints at step %" PRId64 " and is queued again",
+              "job %" PRId64 " (%s, priority %d) needs its devices: checkpoints at step %" PRId64
+              " and is queued again",
               for_job->id, for_job->name, for_job->priority, step);
     bool was_live = job_live_attempt(victim) != NULL;
     job_fire(c, victim, EV_REQUEUE);

@@ -177,8 +177,9 @@ static int resume(struct core *c, struct node *n, const char *actor, struct node
         }
     if (n->admin_by && strcmp(n->admin_by, "health") == 0) {
         bool asked = node_check_health(c, n);
-        snprintf(x->text, sizeof x->text, "%s", asked ? "is checked now, and takes work again when that passes"
-                                                      : "is checked when it is heard of, and takes work when that passes");
+        snprintf(x->text, sizeof x->text, "%s",
+                 asked ? "is checked now, and takes work again when that passes"
+                       : "is checked when it is heard of; takes work when that passes");
         return ERR_OK;
     }
     char was[256];
@@ -191,7 +192,7 @@ static int resume(struct core *c, struct node *n, const char *actor, struct node
         n->health->has_pending = n->health->pending = true;
     node_health_settle(c, n);
     snprintf(x->text, sizeof x->text, "takes work again%s",
-             checks             ? " when its health check has passed"
+             checks           ? " when its health check has passed"
              : node_usable(n) ? ""
                               : " as soon as it is heard of: it is not UP now");
     return ERR_OK;

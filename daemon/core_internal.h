@@ -232,6 +232,32 @@ void core_forget_job(struct core *c, struct job *job);      /* never became dura
 /* Puts the job into or takes it out of the scheduler's list, as its state says. */
 void job_pend(struct core *c, struct job *job);
 
+/* ---- core_submit.c ---------------------------------------------------------------- */
+
+/* What the controller can tell of a spec without files: valid, resolved (the caller's to free), what it starts from. */
+MUST_USE int spec_resolve(struct core *c, const Boost__JobSpec *spec, uint32_t uid, Boost__JobSpec **resolved,
+                          struct error *err);
+
+/* ---- core_restart.c ----------------------------------------------------------------- */
+
+/* What a restart has changed takes effect, once no attempt is live. */
+void job_take_changes(struct core *c, struct job *job);
+
+/* ---- core_init.c: starting from another job's checkpoint ---------------------------- */
+
+const char *init_path(const Boost__JobSpec *resolved); /* the checkpoint's directory; NULL: none */
+bool init_weights_only(const Boost__JobSpec *resolved);
+int64_t init_step(const Boost__JobSpec *resolved);     /* that the first attempt begins with; 0 without one */
+bool init_parse(const char *path, int64_t *step, int *attempt); /* ".../step-<n>.a<k>" */
+/* Puts the directory in the place of "job:17@8000"; ERR_INVALID: no such one, or another model. */
+MUST_USE int init_resolve(struct core *c, Boost__JobSpec *resolved, struct error *err);
+/* ERR_INVALID: the registry has deleted it since. */
+MUST_USE int init_still_there(struct core *c, const Boost__JobSpec *resolved, struct error *err);
+/* A job has none of its own yet and is to start from it. */
+bool init_in_use(struct core *c, const struct checkpoint *k);
+/* The newest committed one of that step, or (-1) of any; ERR_NOT_FOUND names the steps that there are. */
+MUST_USE int checkpoint_choose(const struct job *job, int64_t step, struct checkpoint **out, struct error *err);
+
 /* ---- core_boot.c ------------------------------------------------------------------ */
 
 MUST_USE int core_load(struct core *c, struct error *err);
@@ -404,6 +430,8 @@ void checkpoints_run(struct core *c);                   /* all that have work; t
 int64_t checkpoints_highest(const struct job *job, int attempt);
 /* Newest COMMITTED that is not damaged, below `below` when it is not NULL. */
 struct checkpoint *checkpoints_newest(const struct job *job, const struct checkpoint *below);
+/* Those of later steps: the job is to go on from `step`, and not from them. */
+void checkpoints_set_aside(struct core *c, struct job *job, int64_t step);
 void checkpoint_damaged(struct core *c, struct job *job, struct checkpoint *k, const char *node, const char *why);
 /* Fills a packed list of the shards into *out (arrays from `arena`). */
 MUST_USE int checkpoint_shard_records(const struct checkpoint *k, struct arena *arena, Boost__ShardRecord ***out);

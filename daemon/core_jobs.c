@@ -172,6 +172,7 @@ bool job_fire(struct core *c, struct job *job, enum job_event event)
         job->stop_target = 0;
     else if (t.stop_target >= 0)
         job->stop_target = t.stop_target;
+    job_take_changes(c, job);
     if (job->starting && event != EV_PLACED)
         start_cancel(c, job);
     if (t.next != STATE(RECOVERING))

@@ -133,7 +133,7 @@ static void start_commit(struct core *c, struct job *job)
     a->n_parts = made.n_parts;
     a->ranks = made.ranks;
     a->world = made.world;
-    a->from_step = a->to_step = from ? from->step : 0;
+    a->from_step = a->to_step = from ? from->step : init_step(job->resolved);
     a->from_attempt = from ? from->attempt : 0;
     a->replay_until = job->step;
     a->start_ns = now_wall(c);
@@ -157,6 +157,10 @@ static void start_commit(struct core *c, struct job *job)
         add_event(c, job, a->number, NULL, "controller", "started",
                   "attempt %d on %s, from the checkpoint of step %" PRId64, a->number, placement ? placement : "?",
                   from->step);
+    else if (init_path(job->resolved))
+        add_event(c, job, a->number, NULL, "controller", "started", "attempt %d on %s, from %s%s", a->number,
+                  placement ? placement : "?", init_weights_only(job->resolved) ? "the weights of " : "",
+                  init_path(job->resolved));
     else
         add_event(c, job, a->number, NULL, "controller", "started", "attempt %d on %s, from the initial weights%s",
                   a->number, placement ? placement : "?",
@@ -170,6 +174,19 @@ static bool is_damage(int rc)
     return rc == ERR_CORRUPT || rc == ERR_NOT_FOUND || rc == ERR_INVALID;
 }
 
+/* There is no older one to fall back to, and no weights of its own: somebody has to decide. */
+static void init_damaged(struct core *c, struct job *job, const struct task *t, const char *why)
+{
+    start_cancel(c, job);
+    job_reason(job, REASON(DataError),
+               "checkpoint.init_from does not verify on %s: %.400s; release with: boostctl release %" PRId64,
+               t->node->name, why, job->id);
+    bool live = job_state_live(job->state);
+    job_fire(c, job, EV_HOLD);
+    if (!live)
+        attempt_say_end(c, job, job->n_attempts);
+}
+
 static void verified(struct core *c, struct task *t, int rc, const struct error *err, const Boost__TaskReply *reply)
 {
     struct job *job = core_job(c, t->job);
@@ -179,6 +196,8 @@ static void verified(struct core *c, struct task *t, int rc, const struct error 
     job->starting->task = 0;
     if (rc == ERR_OK) {
         start_commit(c, job);
+    } else if (is_damage(rc) && !job->starting->candidate) {
+        init_damaged(c, job, t, err->message);
     } else if (is_damage(rc)) {
         checkpoint_damaged(c, job, job->starting->candidate, t->node->name, err->message);
         job->starting->candidate = checkpoints_newest(job, job->starting->candidate);
@@ -186,34 +205,49 @@ static void verified(struct core *c, struct task *t, int rc, const struct error 
     } else {
         char why[512];
         snprintf(why, sizeof why, "the checkpoint of step %" PRId64 " cannot be verified yet: %.300s",
-                 job->starting->candidate->step, err->message);
+                 job->starting->candidate ? job->starting->candidate->step : init_step(job->resolved), err->message);
         start_later(c, job, why);
     }
 }
 
-/* Verifies the candidate, or begins when there is none. */
-static void start_next(struct core *c, struct job *job)
+static uint64_t verify_candidate(struct core *c, struct job *job, struct core_start *s)
 {
-    struct core_start *s = job->starting;
-    if (!s->candidate) {
-        start_commit(c, job);
-        return;
-    }
     struct arena mem;
+    uint64_t task = 0;
     arena_init(&mem, 64 << 20);
     Boost__VerifyCheckpoint verify = BOOST__VERIFY_CHECKPOINT__INIT;
     Boost__Task body = BOOST__TASK__INIT;
-    verify.dir = s->candidate->path;
+    bool known = true;
     verify.has_step = verify.has_attempt = true;
-    verify.step = s->candidate->step;
-    verify.attempt = s->candidate->attempt;
+    if (s->candidate) {
+        verify.dir = s->candidate->path;
+        verify.step = s->candidate->step;
+        verify.attempt = s->candidate->attempt;
+        known = checkpoint_shard_records(s->candidate, &mem, &verify.shards) == ERR_OK;
+        verify.n_shards = known ? (size_t)s->candidate->world : 0;
+    } else { /* its manifest says which shards it has */
+        int attempt = 0;
+        verify.dir = (char *)(uintptr_t)init_path(job->resolved);
+        known = init_parse(verify.dir, &verify.step, &attempt);
+        verify.attempt = attempt;
+    }
     body.body_case = BOOST__TASK__BODY_VERIFY;
     body.verify = &verify;
-    if (checkpoint_shard_records(s->candidate, &mem, &verify.shards) == ERR_OK) {
-        verify.n_shards = (size_t)s->candidate->world;
-        s->task = task_send(c, s->nodes[0], job, job->uid, job->gid, &body, CORE_VERIFY_NS, verified, NULL);
-    }
+    if (known)
+        task = task_send(c, s->nodes[0], job, job->uid, job->gid, &body, CORE_VERIFY_NS, verified, NULL);
     arena_free(&mem);
+    return task;
+}
+
+/* Verifies what the attempt is to start from, or begins when that is nothing. */
+static void start_next(struct core *c, struct job *job)
+{
+    struct core_start *s = job->starting;
+    if (!s->candidate && !init_path(job->resolved)) {
+        start_commit(c, job);
+        return;
+    }
+    s->task = verify_candidate(c, job, s);
     if (!s->task)
         start_later(c, job, "its node cannot be reached to verify the checkpoint");
     else
@@ -282,6 +316,13 @@ static bool send_start(struct core *c, struct job *job, struct attempt *a, struc
         resume.attempt = from->attempt;
         resume.path = from->path;
         resume.shards = from->world;
+        start.resume = &resume;
+    } else if (init_path(job->resolved)) {
+        resume.path = (char *)(uintptr_t)init_path(job->resolved);
+        resume.has_weights_only = true;
+        resume.weights_only = init_weights_only(job->resolved);
+        resume.has_step = !resume.weights_only;
+        resume.step = a->from_step;
         start.resume = &resume;
     }
     body.start = &start;

@@ -77,6 +77,24 @@ static int check_threads(struct core *c, const Boost__JobSpec *resolved, struct 
     return error_hint(err, "use 1 to %d, or 0 to share a node's cores evenly among its ranks", most->cores);
 }
 
+int spec_resolve(struct core *c, const Boost__JobSpec *spec, uint32_t uid, Boost__JobSpec **resolved, struct error *err)
+{
+    struct plan_machine machine = machine_of(c, uid);
+    *resolved = NULL;
+    int rc = plan_validate(spec, err);
+    if (!rc)
+        rc = plan_resolve(spec, &machine, resolved, err);
+    if (!rc)
+        rc = check_threads(c, *resolved, err);
+    if (!rc)
+        rc = init_resolve(c, *resolved, err);
+    if (rc && *resolved) {
+        boost__job_spec__free_unpacked(*resolved, NULL);
+        *resolved = NULL;
+    }
+    return rc;
+}
+
 static void submitted(struct core *c, void *arg, int rc, const struct error *err)
 {
     struct submit *s = arg;
@@ -117,6 +135,10 @@ static void accept(struct core *c, struct submit *s)
     }
     if (!job) {
         error_set(&err, ERR_NOMEM, "out of memory");
+        refuse(s, &err);
+        goto out;
+    }
+    if (init_still_there(c, s->resolved, &err)) { /* the preflight took its time */
         refuse(s, &err);
         goto out;
     }
@@ -202,7 +224,6 @@ void core_submit(struct core *c, const Boost__JobSpec *spec, const struct core_u
 {
     struct error err;
     struct submit *s = calloc(1, sizeof *s);
-    struct plan_machine machine = machine_of(c, user->uid);
     error_clear(&err);
     if (!s) {
         error_set(&err, ERR_NOMEM, "out of memory");
@@ -211,11 +232,7 @@ void core_submit(struct core *c, const Boost__JobSpec *spec, const struct core_u
     }
     *s = (struct submit){.uid = user->uid, .gid = user->gid, .hold = hold, .reply = reply, .arg = arg};
     s->user = strdup(user->name ? user->name : "?");
-    int rc = plan_validate(spec, &err);
-    if (!rc)
-        rc = plan_resolve(spec, &machine, &s->resolved, &err);
-    if (!rc)
-        rc = check_threads(c, s->resolved, &err);
+    int rc = spec_resolve(c, spec, user->uid, &s->resolved, &err);
     if (!rc && c->store.health(c->store.arg, &err)) {
         rc = (int)err.code;
         error_context(&err, "the job is not taken");
@@ -242,15 +259,7 @@ int core_dry_run(struct core *c, const Boost__JobSpec *spec, const struct core_u
     *resolved = NULL;
     *reason = "";
     *would_wait = false;
-    int rc = plan_validate(spec, err);
-    if (rc)
-        return rc;
-    struct plan_machine machine = machine_of(c, user->uid);
-    rc = plan_resolve(spec, &machine, resolved, err);
-    if (!rc && (rc = check_threads(c, *resolved, err))) {
-        boost__job_spec__free_unpacked(*resolved, NULL);
-        *resolved = NULL;
-    }
+    int rc = spec_resolve(c, spec, user->uid, resolved, err);
     if (!rc && !*resolved)
         rc = error_set(err, ERR_INTERNAL, "the job was not resolved");
     if (rc)

@@ -279,6 +279,9 @@ static void dispatch(struct rpc_call *call)
     case BOOST__REQUEST__BODY_NODE_CONTROL:
         rpc_node_control(call, r->node_control);
         return;
+    case BOOST__REQUEST__BODY_RESTART:
+        rpc_restart(call, r->restart);
+        return;
     case BOOST__REQUEST__BODY_PING:
         rpc_ping(call);
         return;

@@ -86,6 +86,7 @@ bool rpc_event(struct arena *a, const struct store_event *row, Boost__Event **ou
 /* rpc_change.c */
 void rpc_submit(struct rpc_call *call, const Boost__SubmitRequest *request);
 void rpc_control(struct rpc_call *call, const Boost__ControlRequest *request);
+void rpc_restart(struct rpc_call *call, const Boost__RestartRequest *request);
 void rpc_node_control(struct rpc_call *call, const Boost__NodeControlRequest *request);
 /* rpc_follow.c */
 void rpc_events(struct rpc_call *call, const Boost__EventsRequest *request);

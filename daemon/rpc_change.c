@@ -1,4 +1,4 @@
-/* Requests that change something: submit, control, node control. They are answered when the
+/* Requests that change something: submit, control, restart, node control. They are answered when the
  * change is durable. */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -191,6 +191,46 @@ void rpc_control(struct rpc_call *call, const Boost__ControlRequest *request)
         core_control(call->rpc->core, request->verb, job->id, request->now, &call->user, controlled, &items[i]);
     }
     one_done(call);
+}
+
+/* ---- restart ----------------------------------------------------------------- */
+
+static void restarted(void *arg, int rc, const struct error *err, int64_t job, bool new_job, const char *text)
+{
+    struct rpc_call *call = arg;
+    if (call_abandoned(call))
+        return;
+    if (rc) {
+        call_fail(call, err);
+        return;
+    }
+    Boost__RestartReply body = BOOST__RESTART_REPLY__INIT;
+    Boost__Reply reply = BOOST__REPLY__INIT;
+    reply.body_case = BOOST__REPLY__BODY_RESTART;
+    reply.restart = &body;
+    body.has_job = body.has_new_job = true;
+    body.job = job;
+    body.new_job = new_job;
+    body.text = arena_strdup(&call->arena, text);
+    call_reply(call, &reply);
+}
+
+void rpc_restart(struct rpc_call *call, const Boost__RestartRequest *request)
+{
+    struct error err;
+    int rc = request->spec ? refuse_unknown(request->spec, &err) : ERR_OK;
+    if (!rc && request->spec)
+        rc = jobfile_check_paths(request->spec, &err);
+    if (!rc && request->has_from_step && request->from_step < 0)
+        rc = error_set(&err, ERR_INVALID, "a checkpoint's step is 0 or more");
+    if (rc) {
+        call_fail(call, &err);
+        return;
+    }
+    struct job *job = call_find_job(call, request->job);
+    if (job)
+        core_restart(call->rpc->core, job->id, request->spec, request->has_from_step ? request->from_step : -1,
+                     &call->user, restarted, call);
 }
 
 /* ---- nodes ------------------------------------------------------------------- */

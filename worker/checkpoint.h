@@ -60,5 +60,9 @@ MUST_USE int checkpoint_restore(const char *dir, const struct plan *plan, struct
                                 struct rank_status *status, struct run_position *at, struct error *err);
 /* Attempt number that wrote the directory "…/step-<n>.a<k>", from its name; 0 when it has another form. */
 int checkpoint_attempt_of(const char *dir);
+/* The same of the weights alone, into an engine whose state is that of a fresh start; where the run stands is not
+ * read. */
+MUST_USE int checkpoint_restore_weights(const char *dir, const struct plan *plan, struct engine *engine, int rank,
+                                        struct rank_status *status, struct error *err);
 
 #endif

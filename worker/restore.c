@@ -144,12 +144,13 @@ static size_t largest(struct engine *engine)
     return most;
 }
 
-static int restore_tensors(struct restoring *r, struct error *err)
+/* Of the first `kinds` of shard_kinds: all, or weights alone. */
+static int restore_tensors(struct restoring *r, int kinds, struct error *err)
 {
     r->host = malloc(largest(r->engine));
     int rc = r->host ? ERR_OK : error_set(err, ERR_NOMEM, "no memory to read the checkpoint");
     for (int64_t i = 0; i < engine_tensor_count(r->engine); i++)
-        for (int k = 0; k < SHARD_KINDS && !rc; k++)
+        for (int k = 0; k < kinds && !rc; k++)
             rc = restore_tensor(r, i, k, err);
     free(r->host);
     return rc;
@@ -188,7 +189,7 @@ int checkpoint_restore(const char *dir, const struct plan *plan, struct engine *
     if (!rc)
         rc = read_position(shard_index_shared(r.index), plan, at, err);
     if (!rc)
-        rc = restore_tensors(&r, err);
+        rc = restore_tensors(&r, SHARD_KINDS, err);
     if (!rc)
         rc = restore_choices(&r, err);
     if (!rc)
@@ -199,4 +200,17 @@ int checkpoint_restore(const char *dir, const struct plan *plan, struct engine *
     if (rc)
         error_context(err, "resume");
     return rc;
+}
+
+int checkpoint_restore_weights(const char *dir, const struct plan *plan, struct engine *engine, int rank,
+                               struct rank_status *status, struct error *err)
+{
+    struct restoring r = {.engine = engine, .status = status};
+    int rc = shard_index_open(dir, plan, engine, rank, &r.index, err);
+    if (!rc)
+        rc = restore_tensors(&r, 1, err);
+    if (!rc)
+        rc = engine_weights_changed(engine, err);
+    shard_index_close(r.index);
+    return rc ? error_context(err, "init_from") : ERR_OK;
 }

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "proto/base/fs.h"
@@ -101,27 +102,47 @@ static int threads_of(const Boost__JobSpec *spec, int world)
     return cores > world ? (int)(cores / world) : 1;
 }
 
+/* --resume, else what the job file says; NULL: neither. */
+static const char *starts_from(const struct standalone *s, const Boost__JobSpec *spec, struct error *err)
+{
+    const Boost__InitFrom *from = spec->checkpoint->init_from;
+    if (s->resume || !from || !from->path || !*from->path)
+        return s->resume;
+    if (strncmp(from->path, "job:", 4) == 0) {
+        error_set(err, ERR_UNSUPPORTED, "checkpoint.init_from.path = %s: jobs are known to boostd alone", from->path);
+        error_hint(err, "name the directory, which boostctl ckpt ls shows");
+        return NULL;
+    }
+    return from->path;
+}
+
 int standalone_run(const struct standalone *s, struct error *err)
 {
     Boost__JobSpec *spec = NULL;
     struct plan plan;
     char run_dir[PATH_MAX], resume_dir[PATH_MAX];
+    const char *from = NULL;
+    error_clear(err);
     int rc = load_spec(s, &spec, err);
+    if (!rc && !(from = starts_from(s, spec, err)))
+        rc = (int)err->code;
     if (!rc)
         rc = plan_make(spec, &plan, err);
     if (!rc)
         rc = fs_make_dirs(s->run_dir, 0755, err);
     if (!rc && !realpath(s->run_dir, run_dir))
         rc = error_set(err, ERR_IO, "cannot find %s", s->run_dir);
-    if (!rc && s->resume && !realpath(s->resume, resume_dir))
-        rc = error_set(err, ERR_NOT_FOUND, "no checkpoint directory %s", s->resume);
+    if (!rc && from && !realpath(from, resume_dir))
+        rc = error_set(err, ERR_NOT_FOUND, "no checkpoint directory %s", from);
     int code = rc ? rank_exit_code(err) : 0;
     if (!rc) {
         Boost__AttemptStart start = BOOST__ATTEMPT_START__INIT;
         Boost__CheckpointRef resume = BOOST__CHECKPOINT_REF__INIT;
         resume.path = resume_dir;
-        start.resume = s->resume ? &resume : NULL;
-        start.attempt = s->resume ? checkpoint_attempt_of(resume_dir) + 1 : 1;
+        resume.has_weights_only = true;
+        resume.weights_only = !s->resume && from && spec->checkpoint->init_from->weights_only;
+        start.resume = from ? &resume : NULL;
+        start.attempt = from ? checkpoint_attempt_of(resume_dir) + 1 : 1;
         start.spec = spec;
         start.world = plan.world;
         start.run_dir = run_dir;

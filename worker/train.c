@@ -116,7 +116,12 @@ static int start_weights(struct run *r, struct error *err)
     const Boost__CheckpointRef *resume = r->t->start->resume;
     struct report *report = r->t->report;
     int rc;
-    if (resume) {
+    if (resume && resume->weights_only) {
+        report_doing(report, "reading the weights of another job");
+        rc = engine_init_weights(r->engine, err);
+        if (!rc)
+            rc = checkpoint_restore_weights(resume->path, r->t->plan, r->engine, r->t->rank, report->status, err);
+    } else if (resume) {
         report_doing(report, "restoring the checkpoint");
         rc = checkpoint_restore(resume->path, r->t->plan, r->engine, r->t->rank, report->status, &r->at, err);
         if (!rc && resume->has_step && resume->step != r->at.step)

@@ -556,7 +556,7 @@ def test_exit_codes(c):
     fails(c, 2, "-q goes before the command", "wait", "1", "-q")
     fails(c, 2, "boostctl metrics JOB -o csv", "-o", "csv", "metrics", "1")
     fails(c, 2, "needs a job", "cancel")
-    for args in (["restart", "1"], ["update", "1", "priority=3"], ["top"], ["usage"],
+    for args in (["update", "1", "priority=3"], ["top"], ["usage"],
                  ["data"], ["sample", "1"], ["config"], ["eval", "1", "x"], ["completion", "bash"], ["ckpt", "rm", "1"],
                  ["ckpt", "verify", "1"]):
         fails(c, 5, "not built in this version", *args)

@@ -96,8 +96,8 @@ const struct built_rule built_rules[] = {
     {"checkpoint.keep_every", BUILT_ANY, 0, NULL},
     {"checkpoint.mirror", BUILT_EMPTY, 0, "copies of checkpoints in object storage"},
     {"checkpoint.write_mib_s", BUILT_ANY, 0, NULL},
-    {"checkpoint.init_from.path", BUILT_EMPTY, 0, "starting from another job's checkpoint"},
-    {"checkpoint.init_from.weights_only", BUILT_ONLY, 0, "starting from another job's checkpoint"},
+    {"checkpoint.init_from.path", BUILT_LOCAL, 0, "checkpoints in object storage"},
+    {"checkpoint.init_from.weights_only", BUILT_ANY, 0, NULL},
 
     {"resources.device", BUILT_ANY, 0, NULL},
     {"resources.nodes", BUILT_ANY, 0, NULL},

@@ -36,6 +36,11 @@ int64_t plan_cuda_reserve(void);
 MUST_USE int plan_resolve(const Boost__JobSpec *spec, const struct plan_machine *machine, Boost__JobSpec **out,
                           struct error *err);
 
+/* Whether a job of resolved spec `now` can take over the state of a checkpoint written under `was`: the same model to
+ * the shape, and, but for the weights alone, the same position in the data. ERR_INVALID names every field that differs
+ * and its mend. The layout may differ. */
+MUST_USE int plan_continues(const Boost__JobSpec *was, const Boost__JobSpec *now, bool weights_only, struct error *err);
+
 /* The numbers of a resolved spec, so that no one walks protobuf in a step. */
 struct plan {
     Boost__Factorization__Value factorization;

@@ -5,7 +5,7 @@
 #define DRAIN  BOOST__NODE_CONTROL_REQUEST__VERB__DRAIN
 #define RESUME BOOST__NODE_CONTROL_REQUEST__VERB__RESUME
 
-static const struct core_user operator = {.uid = 500, .gid = 500, .name = "boost"};
+static const struct core_user operator= {.uid = 500, .gid = 500, .name = "boost"};
 
 static int node_control(struct world *w, Boost__NodeControlRequest__Verb verb, const char *node, const char *reason,
                         double deadline_s)
@@ -159,8 +159,10 @@ static void no_resume_over_an_unkillable_rank(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cordoned_node_gets_no_new_work), cmocka_unit_test(drain_waits_for_its_jobs),
-        cmocka_unit_test(drain_with_deadline),            cmocka_unit_test(who_and_what_is_refused),
+        cmocka_unit_test(cordoned_node_gets_no_new_work),
+        cmocka_unit_test(drain_waits_for_its_jobs),
+        cmocka_unit_test(drain_with_deadline),
+        cmocka_unit_test(who_and_what_is_refused),
         cmocka_unit_test(no_resume_over_an_unkillable_rank),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -14,11 +14,11 @@ static Boost__Goodput goodput(struct world *w, int64_t id)
     return g;
 }
 
-#define assert_near(value, want)                                                                         \
-    do {                                                                                                 \
-        double v = (value);                                                                              \
-        if (fabs(v - (want)) > 0.11)                                                                     \
-            fail_msg("%s:%d: " #value " is %.3f, not %.3f", __FILE__, __LINE__, v, (double)(want));      \
+#define assert_near(value, want)                                                                    \
+    do {                                                                                            \
+        double v = (value);                                                                         \
+        if (fabs(v - (want)) > 0.11)                                                                \
+            fail_msg("%s:%d: " #value " is %.3f, not %.3f", __FILE__, __LINE__, v, (double)(want)); \
     } while (0)
 
 static void away(struct world *w, struct fake_agent *a, int64_t ms)

@@ -754,7 +754,7 @@ HELPER void on_task(struct world *w, struct fake_agent *a, const Boost__Task *t)
         break;
     case BOOST__TASK__BODY_VERIFY:
         a->verifies++;
-        assert_int_equal(t->verify->n_shards, 2);
+        assert_true(t->verify->n_shards == 2 || t->verify->n_shards == 0); /* 0: what its manifest lists */
         if (a->verify_bad[0] && strstr(t->verify->dir, a->verify_bad))
             code = a->verify_code;
         break;

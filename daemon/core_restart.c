@@ -1,0 +1,230 @@
+/* Restarting on a user's word: a job that has not ended goes on in a new attempt, with other
+ * settings or from an older checkpoint; one that has ended goes on as a new job.
+ *
+ * The changes wait in the job's row until the live attempt is over, since what that still writes
+ * belongs to the old ones. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/core_internal.h"
+#include "proto/reflect.h"
+#include "worker/plan/plan.h"
+
+static void drop_changes(struct job *job)
+{
+    if (job->next_spec)
+        boost__job_spec__free_unpacked(job->next_spec, NULL);
+    if (job->next_resolved)
+        boost__job_spec__free_unpacked(job->next_resolved, NULL);
+    job->next_spec = job->next_resolved = NULL;
+    job->next_step = -1;
+}
+
+void job_take_changes(struct core *c, struct job *job)
+{
+    if ((!job->next_spec && job->next_step < 0) || job_live_attempt(job))
+        return;
+    bool pends = job->pending.in;
+    if (job->next_spec && job->next_resolved && !job_state_terminal(job->state)) {
+        Boost__JobSpec *spec = job->spec, *resolved = job->resolved;
+        queue_remove(c, job);
+        job->spec = job->next_spec;
+        job->resolved = job->next_resolved;
+        job->next_spec = spec;
+        job->next_resolved = resolved;
+        job->priority = job->resolved->priority;
+        job->step_ms = 0;
+        if (pends)
+            queue_add(c, job);
+    }
+    if (job->next_step >= 0 && !job_state_terminal(job->state)) {
+        checkpoints_set_aside(c, job, job->next_step);
+        if (job->step > job->next_step)
+            job->step = job->next_step;
+    }
+    drop_changes(job);
+    c->schedule = true;
+    mark_job(c, job);
+}
+
+/* ---- the request ----------------------------------------------------------------------------- */
+
+struct restart {
+    core_restart_reply_fn reply;
+    void *arg;
+    int64_t job;
+    bool new_job, replied;
+    char text[512];
+};
+
+static void restarted(struct core *c, void *arg, int rc, const struct error *err)
+{
+    struct restart *x = arg;
+    (void)c;
+    if (!x->replied)
+        x->reply(x->arg, rc, rc ? err : NULL, x->job, x->new_job, x->text);
+}
+
+static void restart_late(struct core *c, void *arg, const struct error *err)
+{
+    struct restart *x = arg;
+    struct error late = *err;
+    (void)c;
+    error_context(&late, "not done yet");
+    error_hint(&late, "it is done by itself as soon as the state directory can be written; running jobs go on");
+    x->replied = true;
+    x->reply(x->arg, (int)late.code, &late, x->job, x->new_job, "");
+}
+
+static void drop_restart(void *arg)
+{
+    free(arg);
+}
+
+/* What a restart may not change, or changes in vain. */
+static int check_changes(const struct job *job, const Boost__JobSpec *spec, const Boost__JobSpec *resolved,
+                         const struct checkpoint *from, struct error *err)
+{
+    if (!spec->name || strcmp(spec->name, job->name) != 0) {
+        error_set(err, ERR_INVALID, "a restart does not rename job %" PRId64 " (%s)", job->id, job->name);
+        return error_hint(err, "leave name as it is");
+    }
+    if (from && from->step >= resolved->run->steps) {
+        error_set(err, ERR_INVALID, "run.steps = %" PRId64 ": the checkpoint is of step %" PRId64 " already",
+                  resolved->run->steps, from->step);
+        return error_hint(err, "raise run.steps, or name an older checkpoint with --from");
+    }
+    return from ? plan_continues(job->resolved, resolved, false, err) : ERR_OK;
+}
+
+/* A live, queued or held job. */
+static int restart_live(struct core *c, struct job *job, const Boost__JobSpec *spec, struct checkpoint *from,
+                        bool older, const char *actor, struct restart *x, struct error *err)
+{
+    Boost__JobSpec *resolved = NULL;
+    const struct checkpoint *newest = checkpoints_newest(job, NULL);
+    bool held = job->state == STATE(HELD), queued = job->state == STATE(QUEUED);
+    if (!held && !queued && !job_step(job->state, job->stop_target, EV_RESTART).legal) {
+        error_set(err, ERR_REFUSED, "job %" PRId64 " is %s: it is being stopped already", job->id,
+                  job_state_name(job->state));
+        return error_hint(err, "restart it when it has stopped");
+    }
+    int rc = spec ? spec_resolve(c, spec, job->uid, &resolved, err) : ERR_OK;
+    if (!rc && spec)
+        rc = check_changes(job, spec, resolved, from ? from : newest, err);
+    Boost__JobSpec *copy = !rc && spec ? (Boost__JobSpec *)reflect_clone(&spec->base) : NULL;
+    if (!rc && spec && !copy)
+        rc = error_set(err, ERR_NOMEM, "out of memory");
+    if (rc) {
+        if (resolved)
+            boost__job_spec__free_unpacked(resolved, NULL);
+        return rc;
+    }
+    drop_changes(job); /* of a restart before, which has not begun */
+    job->next_spec = copy;
+    job->next_resolved = resolved;
+    job->next_step = older ? from->step : -1;
+    job->restarts_used = job->stuck_attempts = job->backoff_count = 0;
+    char where[64] = "from its newest checkpoint";
+    if (older)
+        snprintf(where, sizeof where, "from the checkpoint of step %" PRId64, from->step);
+    job_reason(job, REASON(NONE), "restarted by %s%s, %s", actor, spec ? " with changes" : "", where);
+    add_event(c, job, job->n_attempts, NULL, actor, "restart", "to be restarted%s, %s; at step %" PRId64,
+              spec ? " with changes" : "", where, job->step < 0 ? 0 : job->step);
+    if (queued)
+        job_take_changes(c, job);
+    else
+        job_fire(c, job, held ? EV_RELEASE : EV_RESTART);
+    const struct attempt *a = job_live_attempt(job);
+    if (a && a->grace_due)
+        snprintf(x->text, sizeof x->text,
+                 "finishes its step, checkpoints (at most %.0f s), then goes on in attempt %d, %s",
+                 (double)(a->grace_due - now_mono(c)) / (double)NS_PER_S, job->n_attempts + 1, where);
+    else
+        snprintf(x->text, sizeof x->text, "goes on in attempt %d, %s", job->n_attempts + 1, where);
+    mark_job(c, job);
+    return ERR_OK;
+}
+
+/* ---- an ended job -------------------------------------------------------------------------- */
+
+static void resubmitted(void *arg, int rc, const struct error *err, int64_t job)
+{
+    struct restart *x = arg;
+    char text[600];
+    snprintf(text, sizeof text, "queued: %s", x->text);
+    x->reply(x->arg, rc, err, job, true, rc ? "" : text);
+    free(x);
+}
+
+/* Takes over x. */
+static void restart_ended(struct core *c, struct job *job, const Boost__JobSpec *spec, const struct checkpoint *from,
+                          const struct core_user *user, struct restart *x)
+{
+    struct arena mem;
+    struct error err;
+    arena_init(&mem, 64 << 20);
+    Boost__JobSpec *again = (Boost__JobSpec *)reflect_copy(&mem, spec ? &spec->base : &job->spec->base);
+    Boost__InitFrom *init = arena_alloc(&mem, sizeof *init);
+    char *path = from ? arena_printf(&mem, "job:%" PRId64 "@%" PRId64, job->id, from->step) : NULL;
+    if (!again || !again->checkpoint || !init || (from && !path)) {
+        error_set(&err, ERR_NOMEM, "out of memory");
+        x->reply(x->arg, ERR_NOMEM, &err, 0, true, "");
+        free(x);
+    } else {
+        if (from) {
+            boost__init_from__init(init);
+            init->path = path;
+            again->checkpoint->init_from = init;
+            snprintf(x->text, sizeof x->text, "goes on from the checkpoint of step %" PRId64 " of job %" PRId64,
+                     from->step, job->id);
+        } else {
+            snprintf(x->text, sizeof x->text, "begins anew: job %" PRId64 " has no checkpoint", job->id);
+        }
+        core_submit(c, again, user, false, resubmitted, x);
+    }
+    arena_free(&mem);
+}
+
+void core_restart(struct core *c, int64_t id, const Boost__JobSpec *spec, int64_t from_step,
+                  const struct core_user *user, core_restart_reply_fn reply, void *arg)
+{
+    struct error err;
+    struct job *job = core_job(c, id);
+    struct checkpoint *from = NULL;
+    struct restart *x = calloc(1, sizeof *x);
+    char actor[128];
+    int rc = x ? ERR_OK : error_set(&err, ERR_NOMEM, "out of memory");
+    snprintf(actor, sizeof actor, "uid %u (%s)", user->uid, user->name ? user->name : "?");
+    if (!rc && !job)
+        rc = error_set(&err, ERR_NOT_FOUND, "no job %" PRId64, id);
+    if (!rc && user->uid != 0 && user->uid != c->ops.uid && user->uid != job->uid) {
+        rc = error_set(&err, ERR_REFUSED, "job %" PRId64 " belongs to %s (uid %u)", id, job->user, job->uid);
+        error_hint(&err, "only its owner, root and the user of boostd may do that");
+    }
+    if (!rc && from_step >= 0)
+        rc = checkpoint_choose(job, from_step, &from, &err);
+    else if (!rc && job_state_terminal(job->state))
+        from = checkpoints_newest(job, NULL);
+    if (rc) {
+        reply(arg, rc, &err, id, false, "");
+        free(x);
+        return;
+    }
+    *x = (struct restart){.reply = reply, .arg = arg, .job = id};
+    if (job_state_terminal(job->state)) {
+        struct core_user owner = {.uid = job->uid, .gid = job->gid, .name = job->user};
+        restart_ended(c, job, spec, from, &owner, x);
+        return;
+    }
+    rc = restart_live(c, job, spec, from, from_step >= 0, actor, x, &err);
+    if (rc) {
+        reply(arg, rc, &err, id, false, "");
+        free(x);
+    } else {
+        after_durable_or_late(c, restarted, restart_late, x, drop_restart);
+    }
+    change_commit(c);
+}
