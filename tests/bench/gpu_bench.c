@@ -447,7 +447,7 @@ int main(int argc, char **argv)
     struct device d = {.cuda = NULL};
     struct error err = {.code = ERR_OK};
     const struct mode *mode = NULL;
-    if (options_read(argc, argv, &o) && (!o.layers || !strcmp(o.mode, "profile")))
+    if (options_read(argc, argv, 5, &o) && (!o.layers || !strcmp(o.mode, "profile")))
         for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
             if (!strcmp(modes[i].name, o.mode))
                 mode = &modes[i];

@@ -121,19 +121,23 @@ def kernels(rows):
     return out
 
 
-def chosen(r):
-    """What the fastest candidate is."""
-    best = max((c for c in r["candidates"] if c["tflops"]), key=lambda c: c["tflops"], default=None)
-    return f"split {best['split_k']}, {best['reduction'].lower()}" if best else ""
+def algorithm(x):
+    return f"split {x['split_k']}, {x['reduction'].lower()}" if x else ""
+
+
+def best(r):
+    """The fastest candidate."""
+    return max((c for c in r["candidates"] if c["tflops"]), key=lambda c: c["tflops"], default=None)
 
 
 def gemms(rows):
     return table("Matrix products, TFLOP/s", "The engine's choice beside the candidates of cuBLASLt's heuristic. "
                  "Shapes of a rank (tp4) come from steps with NULL collectives.",
-                 ["", "m n k", "us", "engine", "best", "ratio", "best reproducible", "best not split", "the best"],
+                 ["", "m n k", "us", "engine", "best", "ratio", "best reproducible", "best not split", "the engine's",
+                  "the best"],
                  [(r["name"].removeprefix("gemm_"), f"{r['m']:.0f} {r['n']:.0f} {r['k']:.0f} x{r['batch']:.0f}",
                    r["ms"] * 1e3, r["value"], r["peer_value"], r["ratio"], r["best_reproducible"], r["best_not_split"],
-                   chosen(r)) for r in starting(rows, "gemm_")])
+                   algorithm(r["chosen"]), algorithm(best(r))) for r in starting(rows, "gemm_")])
 
 
 def attentions(rows):

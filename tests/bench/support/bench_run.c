@@ -15,10 +15,10 @@ enum { BATCHES = 2 /* that steps go round */, MOST_STEPS = 1 << 16 };
 
 /* ---- the command line ---- */
 
-bool options_read(int argc, char **argv, struct options *o)
+bool options_read(int argc, char **argv, double seconds, struct options *o)
 {
     int i = 1;
-    *o = (struct options){.warm = 2, .seconds = 5};
+    *o = (struct options){.warm = 2, .seconds = seconds};
     for (; i < argc && !strncmp(argv[i], "--", 2); i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : NULL;
         if (!strcmp(argv[i], "--cpu"))

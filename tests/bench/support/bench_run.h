@@ -13,8 +13,8 @@ struct options {
     struct bench_job job;
 };
 /* [OPTION...] MODE SIZE,KIND [FIELD=VALUE...]; false: not so. Options: --name NAME, --warm, --seconds and --gib NUMBER,
- * --cpu, --plain, --layers. The strings stay argv's. */
-MUST_USE bool options_read(int argc, char **argv, struct options *o);
+ * --cpu, --plain, --layers. The strings stay argv's. seconds: without --seconds. */
+MUST_USE bool options_read(int argc, char **argv, double seconds, struct options *o);
 
 /* ---- what is computed with ---- */
 

@@ -7,6 +7,7 @@
 
 #if __has_include(<cublasLt.h>)
 #include "kernels/cuda/cuda.h"
+#include "proto/base/buffer.h"
 
 /* ---- the library ---- */
 
@@ -159,9 +160,8 @@ static int attribute(const cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigA
     return lt.algo_get(algo, which, &value, sizeof value, &written) ? -1 : value;
 }
 
-struct gemm_candidate gemm_candidates_at(const struct gemm_candidates *p, int i)
+static struct gemm_candidate described(const cublasLtMatmulAlgo_t *algo, size_t workspace)
 {
-    const cublasLtMatmulAlgo_t *algo = &p->found[i].algo;
     int scheme = attribute(algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME);
     return (struct gemm_candidate){
         .id = attribute(algo, CUBLASLT_ALGO_CONFIG_ID),
@@ -173,10 +173,71 @@ struct gemm_candidate gemm_candidates_at(const struct gemm_candidates *p, int i)
                      : scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE ? "COMPUTE_TYPE"
                      : scheme == CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE  ? "OUTPUT_TYPE"
                                                                         : "unknown",
-        .workspace = p->found[i].workspaceSize,
+        .workspace = workspace,
         .reproducible = scheme == CUBLASLT_REDUCTION_SCHEME_NONE || scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE ||
                         scheme == CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE,
     };
+}
+
+struct gemm_candidate gemm_candidates_at(const struct gemm_candidates *p, int i)
+{
+    return described(&p->found[i].algo, p->found[i].workspaceSize);
+}
+
+/* A line of the choices: m n k lda ldb ldc batch, three strides, flags, the algorithm's words in hex. */
+enum { NUMBERS = 11, FLAG_BITS = 4, WORDS = sizeof(cublasLtMatmulAlgo_t) / sizeof(uint64_t) };
+
+static bool chosen_here(const char *line, const struct gemm *g, cublasLtMatmulAlgo_t *algo)
+{
+    bool many = g->batch > 1;
+    const int64_t flags = g->trans_a | g->trans_b << 1 | g->c_grad << 2 | (g->beta != 0) << 3;
+    const int64_t wanted[NUMBERS] = {g->m,
+                                     g->n,
+                                     g->k,
+                                     g->lda,
+                                     g->ldb,
+                                     g->ldc,
+                                     g->batch,
+                                     many ? g->stride_a : 0,
+                                     many ? g->stride_b : 0,
+                                     many ? g->stride_c : 0,
+                                     flags};
+    char *end;
+    for (int i = 0; i < NUMBERS; i++, line = end) {
+        int64_t number = strtoll(line, &end, 10);
+        if (end == line || (i + 1 < NUMBERS ? number : number & ((1 << FLAG_BITS) - 1)) != wanted[i])
+            return false;
+    }
+    for (int i = 0; i < WORDS; i++, line = end) {
+        algo->data[i] = strtoull(line, &end, 16);
+        if (end == line)
+            return false;
+    }
+    return true;
+}
+
+bool gemm_candidates_chosen(const struct gemm_candidates *p, const struct kernels *k, struct kstream *ks,
+                            const struct gemm *g, struct gemm_candidate *out, int *index)
+{
+    struct buffer text;
+    struct error unused;
+    cublasLtMatmulAlgo_t algo;
+    bool found = false;
+    buffer_init(&text, 1 << 20);
+    if (k->choices_save && !k->choices_save(ks, &text, &unused))
+        for (const char *line = (const char *)text.data; line && !found; line = strchr(line, '\n')) {
+            line += *line == '\n';
+            found = chosen_here(line, g, &algo);
+        }
+    buffer_free(&text);
+    *index = -1;
+    if (!found)
+        return false;
+    *out = described(&algo, 0);
+    for (int i = 0; i < p->n; i++)
+        if (!memcmp(&algo, &p->found[i].algo, sizeof algo))
+            *index = i;
+    return true;
 }
 
 size_t gemm_candidates_workspace(void)
@@ -212,6 +273,12 @@ struct gemm_candidate gemm_candidates_at(const struct gemm_candidates *c, int i)
 {
     (void)c, (void)i;
     return (struct gemm_candidate){.reduction = "unknown"};
+}
+bool gemm_candidates_chosen(const struct gemm_candidates *c, const struct kernels *k, struct kstream *ks,
+                            const struct gemm *g, struct gemm_candidate *out, int *index)
+{
+    (void)c, (void)k, (void)ks, (void)g, (void)out, (void)index;
+    return false;
 }
 size_t gemm_candidates_workspace(void)
 {

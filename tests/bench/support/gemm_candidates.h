@@ -18,6 +18,10 @@ MUST_USE int gemm_candidates_find(const struct gemm *g, struct gemm_candidates *
 void gemm_candidates_free(struct gemm_candidates *c);
 int gemm_candidates_count(const struct gemm_candidates *c);
 struct gemm_candidate gemm_candidates_at(const struct gemm_candidates *c, int i);
+/* The algorithm that the stream chose for this product, as its table's choices_save() tells; false: it does not. Its
+ * workspace is not told (0). *index: its place among the candidates, -1: none. */
+MUST_USE bool gemm_candidates_chosen(const struct gemm_candidates *c, const struct kernels *k, struct kstream *ks,
+                                     const struct gemm *g, struct gemm_candidate *out, int *index);
 size_t gemm_candidates_workspace(void);
 /* Enqueues candidate i on a CUDA stream of the kernels' table; false: the library refused. */
 MUST_USE bool gemm_candidates_run(const struct gemm_candidates *c, int i, struct kstream *ks, double beta,

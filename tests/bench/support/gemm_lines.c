@@ -19,6 +19,8 @@ struct candidate {
     bool failed;
     struct repeated repeated;
     double ms[ROUNDS];
+    bool known; /* of the engine's own: what it is */
+    struct gemm_candidate what;
 };
 
 static void run_one(struct replay *r, const void *arg)
@@ -45,8 +47,20 @@ static double tflops(const struct gemm *g, double ms)
     return 2e-9 * (double)g->m * (double)g->n * (double)g->k * g->batch / ms;
 }
 
+static void put_algorithm(const struct gemm_candidate *x)
+{
+    printf("\"split_k\": %d, \"reduction\": \"%s\", \"reproducible\": %s, \"algorithm\": %d, \"tile\": %d, "
+           "\"stages\": %d",
+           x->split_k, x->reduction, x->reproducible ? "true" : "false", x->id, x->tile, x->stages);
+}
+
 static void put_candidates(const struct candidate *c, int n)
 {
+    if (c->known) {
+        printf(", \"chosen\": {\"candidate\": %d, ", c->index);
+        put_algorithm(&c->what);
+        printf("}");
+    }
     printf(", \"candidates\": [");
     for (int i = 1; i < n; i++) {
         struct gemm_candidate x = gemm_candidates_at(c[i].all, c[i].index);
@@ -55,11 +69,9 @@ static void put_candidates(const struct candidate *c, int n)
             printf("null");
         else
             printf("%.5g, \"ms\": %.5g", tflops(c[i].gemm, median(c[i].ms)), median(c[i].ms));
-        printf(
-            ", \"split_k\": %d, \"reduction\": \"%s\", \"reproducible\": %s, \"workspace_mib\": %.4g, \"algorithm\": "
-            "%d, \"tile\": %d, \"stages\": %d}",
-            x.split_k, x.reduction, x.reproducible ? "true" : "false", (double)x.workspace / (1 << 20), x.id, x.tile,
-            x.stages);
+        printf(", \"workspace_mib\": %.4g, ", (double)x.workspace / (1 << 20));
+        put_algorithm(&x);
+        printf("}");
     }
     printf("]");
 }
@@ -146,6 +158,7 @@ static int bench_product(struct replay *r, const struct options *o, const struct
     device_log_begin(&log);
     rc = time_all(r, o, c, n, err);
     device_log_end(&log);
+    c[0].known = !rc && all && gemm_candidates_chosen(all, r->k, r->ks, &x->gemm, &c[0].what, &c[0].index);
     if (!rc)
         print_line(o, p, x, c, n, &log);
     gemm_candidates_free(all);
