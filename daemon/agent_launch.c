@@ -131,7 +131,7 @@ static int run_prolog(struct launch *l)
     a->prolog_ran = true;
     int rc = site_script("prolog", c->prolog, c->prolog_timeout_ms, a->cancel_fd, a->agent->node, a->start, &l->err);
     l->prolog_failed = rc && rc != ERR_REFUSED;
-    return rc ? error_context(&l->err, "prolog") : ERR_OK;
+    return rc;
 }
 
 static void prepare(uv_work_t *work)
@@ -190,8 +190,10 @@ static void prepared(uv_work_t *work, int status)
     }
     if (l->found.n) /* told before the refusal: the job is not to come back here */
         health_found(a->agent, &l->found);
-    if (l->prolog_failed)
+    if (l->prolog_failed) {
         health_failed(a->agent, "prolog", l->err.message);
+        error_context(&l->err, "prolog");
+    }
     if (l->rc && !a->kill) {
         give_up(a, l);
     } else if (l->rc) { /* ordered to stop meanwhile: the end counts, not why it could not begin */
