@@ -337,6 +337,23 @@ static void on_node_end(struct core *c, struct node *n, const Boost__NodeEnd *x)
     send_forget(c, n, x->job, x->attempt);
 }
 
+/* What stops it there (a directory that is not mounted, GPUs that others use) may not stop it elsewhere. */
+static void remember_refusal(struct core *c, const struct node *n, struct job *job)
+{
+    enum { ROOM = sizeof job->refusals / sizeof *job->refusals };
+    int at = 0;
+    while (at < job->n_refusals && strcmp(job->refusals[at].node, n->name) != 0)
+        at++;
+    if (at == ROOM) { /* the oldest goes */
+        memmove(job->refusals, job->refusals + 1, (ROOM - 1) * sizeof *job->refusals);
+        at = ROOM - 1;
+    }
+    snprintf(job->refusals[at].node, sizeof job->refusals[at].node, "%s", n->name);
+    job->refusals[at].until = now_mono(c) + CORE_REFUSED_NS;
+    if (at >= job->n_refusals)
+        job->n_refusals = at + 1;
+}
+
 static void on_refused(struct core *c, struct node *n, const Boost__AttemptRefused *x)
 {
     struct job *job;
@@ -354,6 +371,7 @@ static void on_refused(struct core *c, struct node *n, const Boost__AttemptRefus
     bool spec = x->class_ == CLASS(SPEC) && reason != REASON(DiskFull) && job->checkpoint_step < 0;
     if (reason == REASON(NONE))
         reason = spec ? REASON(SpecError) : REASON(RankExit);
+    remember_refusal(c, n, job);
     /* Nothing of it runs there: that is what refusing means. */
     part->gone = true;
     node_release(c, n, job->id, a->number);

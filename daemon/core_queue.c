@@ -438,6 +438,21 @@ static void preempt_for(struct core *c, struct picture *p, const struct sched_re
     free(victims);
 }
 
+/* Without the nodes that have refused the job of late. False: there are none of these, or no memory. */
+static bool without_refusals(struct core *c, const struct picture *p, const struct job *job, struct sched_request *r)
+{
+    int before = r->n_avoid;
+    for (int i = 0; i < p->n && job->n_refusals; i++)
+        for (int k = 0; k < job->n_refusals; k++) {
+            bool known = false;
+            for (int a = 0; a < before; a++)
+                known = known || p->scratch[a] == i;
+            if (!known && job->refusals[k].until > now_mono(c) && strcmp(job->refusals[k].node, p->nodes[i].name) == 0)
+                p->scratch[r->n_avoid++] = i;
+        }
+    return r->n_avoid > before;
+}
+
 /* Places one job or makes it wait; what it was given in devices. */
 static int try_job(struct core *c, struct picture *p, struct job *job)
 {
@@ -445,7 +460,12 @@ static int try_job(struct core *c, struct picture *p, struct job *job)
     int64_t when;
     int *index = calloc((size_t)r.nodes, sizeof *index);
     struct node **nodes = index ? calloc((size_t)r.nodes, sizeof(struct node *)) : NULL;
-    enum sched_verdict v = nodes ? sched_place(p->sched, &r, index) : SCHED_WAIT;
+    struct sched_request elsewhere = r;
+    enum sched_verdict v = SCHED_WAIT;
+    if (nodes && without_refusals(c, p, job, &elsewhere))
+        v = sched_place(p->sched, &elsewhere, index);
+    if (nodes && v != SCHED_PLACED)
+        v = sched_place(p->sched, &r, index);
     int given = 0;
     if (!nodes) {
         start_later(c, job, out_of_memory);

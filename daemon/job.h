@@ -209,6 +209,12 @@ struct job {
     int64_t accounted_ns; /* wall clock of the row that an earlier controller left; 0 = none */
     struct core_start *starting; /* devices reserved, checkpoint being verified */
     int64_t start_retry_due;
+    /* Nodes that would not start it, which are tried last for a while. */
+    struct refusal {
+        char node[65];
+        int64_t until; /* mono */
+    } refusals[8];
+    int n_refusals;
     char *start_trouble; /* why the last start could not be prepared; NULL = nothing */
     /* Lists of the core: not ended; waiting for the scheduler, by priority and id; with checkpoint files to work on. */
     struct job_link {

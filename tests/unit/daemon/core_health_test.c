@@ -188,6 +188,40 @@ static void an_epilog_keeps_the_devices_and_not_the_job(void **state)
     world_free(w);
 }
 
+/* What one node refuses another is asked for first; without another it is asked again. */
+static void a_node_that_refused_is_the_last_choice(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    join_world(w, a);
+    int64_t id = submit(w);
+    assert_non_null(newest(w, a, id));
+    for (int attempt = 1; attempt < 3; attempt++) {
+        Boost__AttemptRefused x = BOOST__ATTEMPT_REFUSED__INIT;
+        Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
+        x.has_job = x.has_attempt = x.has_class_ = true;
+        x.job = id;
+        x.attempt = attempt;
+        x.class_ = CLASS(INFRA);
+        x.text = (char *)(uintptr_t) "not mounted";
+        m.body_case = BOOST__AGENT_MESSAGE__BODY_ATTEMPT_REFUSED;
+        m.attempt_refused = &x;
+        newest(w, a, id)->alive = false;
+        newest(w, a, id)->forgotten = true;
+        say(w, "n1", &m);
+        pump(w);
+        if (attempt == 2) { /* free again, and by name before n2 */
+            join_world(w, agent_add(w, "n2", 2));
+            a = &w->agents[0];
+        }
+        advance(w, 10000);
+    }
+    assert_int_equal(job_of(w, id)->n_attempts, 3);
+    assert_string_equal(job_live_attempt(job_of(w, id))->parts[0].node, "n2");
+    world_free(w);
+}
+
 static void labels_are_shown_and_found(void **state)
 {
     (void)state;
@@ -229,6 +263,7 @@ int main(void)
         cmocka_unit_test(nothing_before_the_first_check_has_ended),
         cmocka_unit_test(a_failure_outlives_both_restarts),
         cmocka_unit_test(an_epilog_keeps_the_devices_and_not_the_job),
+        cmocka_unit_test(a_node_that_refused_is_the_last_choice),
         cmocka_unit_test(labels_are_shown_and_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
