@@ -9,6 +9,7 @@
 #include "daemon/agent_checkpoint.h"
 #include "daemon/agent_node.h"
 #include "daemon/agent_preflight.h"
+#include "daemon/agent_shared.h"
 #include "daemon/agent_stacks.h"
 #include "daemon/agent_user.h"
 #include "daemon/keeper_log.h"
@@ -132,6 +133,9 @@ static int run_file_task(const struct task *t, struct error *err)
         break;
     case BOOST__TASK__BODY_DELETE_CHECKPOINT:
         rc = checkpoint_delete(order->delete_checkpoint->dir, err);
+        break;
+    case BOOST__TASK__BODY_PROVE_SHARED:
+        rc = agent_prove_shared(order->prove_shared, err);
         break;
     default:
         rc = error_set(err, ERR_UNSUPPORTED, "this agent does not know the task");

@@ -18,6 +18,7 @@
 
 /* Waits that no configuration sets. */
 #define CORE_PREFLIGHT_NS (2 * NS_PER_S)   /* then the submit is taken unchecked                  */
+#define CORE_SHARED_NS    (30 * NS_PER_S)  /* a look into a checkpoint directory                   */
 #define CORE_VERIFY_NS    (600 * NS_PER_S) /* a checkpoint read back whole                        */
 #define CORE_MANIFEST_NS  (60 * NS_PER_S)
 #define CORE_DELETE_NS    (600 * NS_PER_S)
@@ -98,6 +99,8 @@ struct core_start {
     struct node **nodes;
     int n_nodes;
     struct checkpoint *candidate; /* being verified; NULL: from the initial weights */
+    int proving;                  /* core_shared: the node that is asked */
+    char nonce[48];
     uint64_t task;
     int64_t since;
 };
@@ -368,6 +371,10 @@ int spec_devices(const Boost__JobSpec *resolved);
 enum sched_pool spec_pool(const Boost__JobSpec *resolved);
 /* Devices were chosen (takes over `nodes`): its checkpoint is verified, then the attempt begins. */
 void start_begin(struct core *c, struct job *job, struct node **nodes);
+/* start_begin() goes on with this; it ends with start_proven(), start_later() or a failed attempt. core_shared.c */
+void shared_prove(struct core *c, struct job *job);
+void start_proven(struct core *c, struct job *job);
+void start_commit(struct core *c, struct job *job); /* the attempt is there */
 void start_later(struct core *c, struct job *job, const char *why);
 void start_cancel(struct core *c, struct job *job); /* gives reserved devices back */
 /* Sends StartAttempt, StopAttempt: what state calls for, to every node or to one. */

@@ -115,7 +115,7 @@ static bool any_damaged(const struct job *job)
 }
 
 /* The checkpoint is good (or there is none): the attempt begins. */
-static void start_commit(struct core *c, struct job *job)
+void start_commit(struct core *c, struct job *job)
 {
     struct core_start *s = job->starting;
     const struct checkpoint *from = s->candidate;
@@ -279,6 +279,11 @@ void start_begin(struct core *c, struct job *job, struct node **nodes)
         return;
     }
     s->candidate = checkpoints_newest(job, NULL);
+    shared_prove(c, job);
+}
+
+void start_proven(struct core *c, struct job *job)
+{
     start_next(c, job);
 }
 

@@ -137,7 +137,12 @@ static void waits_of(struct waits *w, const struct job *job)
         wait_add(w, arena_printf(w->mem, "devices: %s", answer.verdict == SCHED_PLACED ? "next pass" : answer.text),
                  job->account_since, 0);
     }
-    if (job->starting && job->starting->candidate)
+    if (job->starting && job->starting->proving < job->starting->n_nodes)
+        wait_add(w,
+                 arena_printf(w->mem, "%s to look into the checkpoint directory",
+                              job->starting->nodes[job->starting->proving]->name),
+                 job->starting->since, job->starting->since + CORE_SHARED_NS);
+    else if (job->starting && job->starting->candidate)
         wait_add(w,
                  arena_printf(w->mem, "checkpoint of step %" PRId64 " verified by %s", job->starting->candidate->step,
                               job->starting->nodes[0]->name),
@@ -152,6 +157,12 @@ static void waits_of(struct waits *w, const struct job *job)
 }
 
 /* ---- the one line --------------------------------------------------------------------------- */
+
+static const char *preparing(const struct job *job)
+{
+    const struct core_start *s = job->starting;
+    return s->proving < s->n_nodes ? "looks into its checkpoint directory" : "verifies its checkpoint";
+}
 
 static char *recovering_line(struct core *c, const struct job *job, struct arena *mem)
 {
@@ -168,7 +179,7 @@ static char *recovering_line(struct core *c, const struct job *job, struct arena
         return arena_printf(mem, "attempt %d in %.0fs: %s; %s", job->n_attempts + 1, in > 0 ? ceil(in) : 0, why, from);
     }
     if (job->starting)
-        return arena_printf(mem, "attempt %d verifies its checkpoint: %s; %s", job->n_attempts + 1, why, from);
+        return arena_printf(mem, "attempt %d %s: %s; %s", job->n_attempts + 1, preparing(job), why, from);
     struct sched_answer answer;
     job_pending_reason(c, job, &answer);
     return arena_printf(mem, "attempt %d %s: %s; %s", job->n_attempts + 1,
@@ -217,7 +228,7 @@ static char *info_line(struct core *c, const struct job *job, struct arena *mem,
     switch (job->state) {
     case STATE(QUEUED):
         if (job->starting)
-            return arena_printf(mem, "verifies its checkpoint on %s", job->starting->nodes[0]->name);
+            return arena_printf(mem, "%s on %s", preparing(job), job->starting->nodes[0]->name);
         job_pending_reason(c, job, &answer);
         *reason = answer.reason;
         return arena_strdup(mem, answer.verdict == SCHED_PLACED ? "starts next" : answer.text);

@@ -96,6 +96,9 @@ void job_free(struct job *job)
     free(job->name);
     free(job->user);
     free(job->reason_text);
+    for (int i = 0; i < job->n_shared; i++)
+        free(job->shared[i]);
+    free(job->shared);
     free(job->start_trouble);
     free(job);
 }

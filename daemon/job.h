@@ -215,6 +215,8 @@ struct job {
         int64_t until; /* mono */
     } refusals[8];
     int n_refusals;
+    char **shared; /* nodes that see its checkpoint directory, as one of them has proven (core_shared) */
+    int n_shared;
     char *start_trouble; /* why the last start could not be prepared; NULL = nothing */
     /* Lists of the core: not ended; waiting for the scheduler, by priority and id; with checkpoint files to work on. */
     struct job_link {

@@ -196,7 +196,8 @@ class Cluster:
             self.env["BOOST_HOST"] = self.address
         return self.boostd
 
-    def start_agent(self, name, **sets):
+    def start_agent(self, name, wrap=(), **sets):
+        """`wrap`: the beginning of a command line that runs the rest of it."""
         argv = [BIN / "boost-agent", "--config", "/dev/null", "--state-dir", self.dir / f"agent-{name}", "--node", name,
                 "--cpu-slots", str(self.cpu_slots)]  # the socket comes from $BOOST_SOCKET
         if self.tls:
@@ -207,7 +208,7 @@ class Cluster:
                     "data_address": f"127.0.0.{number}", **sets}
         for key, value in {**self.agent_set, **sets}.items():
             argv += ["--set", f"{key}={value}"]
-        self.agents[name] = Process(argv, self.dir / f"agent-{name}.log", self.env)
+        self.agents[name] = Process([*wrap, *argv], self.dir / f"agent-{name}.log", self.env)
         self._procs.append(self.agents[name])
         return self.agents[name]
 

@@ -380,7 +380,8 @@ struct fake_agent {
     char verify_bad[64];
     int manifest_code;
     int stacks_code; /* of CollectStacks */
-    int manifests, deletes, verifies, preflights;
+    int shared_code; /* of ProveShared */
+    int manifests, deletes, verifies, preflights, proofs;
     char deleted[512];
     int64_t next_beat;
 };
@@ -785,6 +786,10 @@ HELPER void on_task(struct world *w, struct fake_agent *a, const Boost__Task *t)
         stacks[8].rank = 77;
         stack_list[r.n_stacks++] = &stacks[8];
         r.stacks = stack_list;
+        break;
+    case BOOST__TASK__BODY_PROVE_SHARED:
+        a->proofs++;
+        code = a->shared_code;
         break;
     default:
         fail_msg("unknown task");
