@@ -194,6 +194,15 @@ struct kernels {
      * k[T] stat is (R^2/d) c with c = <dY, Y> over the latents, or from cross-entropy for the last norm. */
     void (*gain_backward)(struct kstream *ks, int64_t T, int64_t w, const void *x, const void *gain, const void *R,
                           const void *k, const void *dn, bool accumulate, void *dx, void *dgain);
+    /* The plain norm where a rank has whole rows, each way in one pass. x_out = x + y (y may be NULL); R[T] stat =
+     * (S/d + eps)^-1/2 with S = sum over d of x_out^2, of the stored values; n = R * x_out * gain, with the bits that
+     * norm_apply makes of x_out and R. x_out may alias x. */
+    void (*norm_forward)(struct kstream *ks, int64_t T, int64_t d, double eps, const void *x, const void *y,
+                         const void *gain, void *x_out, void *R, void *n);
+    /* With u = R * dn: k[T] stat = (R^2/d) sum over d of u * x * gain;  dx += u * gain - k * x;
+     * dgain[d] grad += sum over rows of x * u. */
+    void (*norm_backward)(struct kstream *ks, int64_t T, int64_t d, const void *x, const void *gain, const void *R,
+                          const void *dn, void *dx, void *k, void *dgain);
 
     /* ---- bottleneck ---- */
     /* latent H [T, n] act: R = (S/d + eps)^-1/2 and Y = R H (online norm; R may alias S; S NULL: R is given;

@@ -39,6 +39,10 @@ int plain_norm_forward(struct engine *e, const void *x, const void *y, const str
                        void *n, struct error *err)
 {
     const struct plan *p = e->plan;
+    if (!e->cut->hidden) {
+        e->k->norm_forward(e->ks, p->T, p->d, p->norm_eps, x, y, gain->weight, x_out, R, n);
+        return ERR_OK;
+    }
     e->k->residual_gain(e->ks, p->T, e->w.x, x, y, NULL, x_out, NULL, R);
     int rc = reduce_statistic(e, R, "norm", err);
     if (rc)
@@ -54,7 +58,7 @@ int norm_forward(struct engine *e, enum plan_site site, int64_t layer, const voi
     const struct param *gain = norm_gain(e, site, layer);
     void *x_out = norm_x(e, site, layer), *n = norm_n(e, site, layer), *R = norm_factor(e, site, layer);
     void *S = again ? engine_buffer(e, BUF_K, 0) : R; /* R is known then, and S of no use */
-    if (!p->norm_online && !again)
+    if (!p->norm_online && (!again || !e->cut->hidden)) /* of whole rows R comes again, with the same bits */
         return plain_norm_forward(e, x, y, gain, x_out, R, n, err);
     e->k->residual_gain(e->ks, p->T, e->w.x, x, y, gain->weight, x_out, n, S);
     if (!p->norm_online)
@@ -102,6 +106,12 @@ int normed_backward(struct engine *e, enum plan_site site, int64_t layer, const 
     if (p->norm_online)
         return ERR_OK;
     void *R = norm_factor(e, site, layer);
+    if (!e->cut->hidden) {
+        const struct param *gain = norm_gain(e, site, layer);
+        e->k->norm_backward(e->ks, p->T, p->d, norm_x(e, site, layer), gain->weight, R, dn,
+                            engine_buffer(e, BUF_DX, 0), k, gain->grad);
+        return ERR_OK;
+    }
     e->k->row_dot(e->ks, p->T, e->w.x, dn, n, k);
     int rc = reduce_statistic(e, k, "norm gradient", err);
     if (rc)

@@ -81,6 +81,8 @@ const struct kernels *kernels_cpu_bf16(void)
         .residual_gain = bf16_residual_gain,
         .norm_apply = bf16_norm_apply,
         .gain_backward = bf16_gain_backward,
+        .norm_forward = bf16_norm_forward,
+        .norm_backward = bf16_norm_backward,
         .latent_forward = bf16_latent_forward,
         .latent_backward = bf16_latent_backward,
         .cross_sum = bf16_cross_sum,

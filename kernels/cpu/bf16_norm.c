@@ -66,6 +66,49 @@ void bf16_gain_backward(struct kstream *ks, int64_t T, int64_t w, const void *x,
     }
 }
 
+void bf16_norm_forward(struct kstream *ks, int64_t T, int64_t d, double eps, const void *x, const void *y,
+                       const void *gain, void *x_out, void *R, void *n)
+{
+    int64_t step = bf16_rows(T, d);
+    float *scratch = bf16_scratch(ks, d + 2 * step * d);
+    if (!scratch)
+        return;
+    float *g = bf16_carve(&scratch, d), *a = bf16_carve(&scratch, step * d), *b = scratch;
+    bf16_widen(ks, 1, d, gain, d, g);
+    for (int64_t i = 0; i < T; i += step) {
+        int64_t rows = fp32_min(step, T - i);
+        float *r = (float *)R + i;
+        bf16_widen(ks, rows, d, bf16_at(x, i * d), d, a);
+        if (y) {
+            bf16_widen(ks, rows, d, bf16_at(y, i * d), d, b);
+            fp32_residual_gain(ks, rows, d, a, b, NULL, a, NULL, r);
+        }
+        bf16_narrow(ks, rows, d, a, bf16_to(x_out, i * d), d);
+        bf16_widen(ks, rows, d, bf16_at(x_out, i * d), d, a);
+        fp32_norm_forward(ks, rows, d, eps, a, NULL, g, a, r, b);
+        bf16_narrow(ks, rows, d, b, bf16_to(n, i * d), d);
+    }
+}
+
+void bf16_norm_backward(struct kstream *ks, int64_t T, int64_t d, const void *x, const void *gain, const void *R,
+                        const void *dn, void *dx, void *k, void *dgain)
+{
+    int64_t step = bf16_rows(T, d);
+    float *scratch = bf16_scratch(ks, d + 3 * step * d);
+    if (!scratch)
+        return;
+    float *g = bf16_carve(&scratch, d), *a = bf16_carve(&scratch, step * d), *b = bf16_carve(&scratch, step * d);
+    bf16_widen(ks, 1, d, gain, d, g);
+    for (int64_t i = 0; i < T; i += step) {
+        int64_t rows = fp32_min(step, T - i);
+        bf16_widen(ks, rows, d, bf16_at(x, i * d), d, a);
+        bf16_widen(ks, rows, d, bf16_at(dn, i * d), d, b);
+        bf16_widen(ks, rows, d, bf16_at(dx, i * d), d, scratch);
+        fp32_norm_backward(ks, rows, d, a, g, (const float *)R + i, b, scratch, (float *)k + i, dgain);
+        bf16_narrow(ks, rows, d, scratch, bf16_to(dx, i * d), d);
+    }
+}
+
 /* H := Y = R H, of values that bf16 holds. spare: as much again. */
 static void factored(struct kstream *ks, int64_t rows, int64_t n, int64_t d, double eps, const float *S, float *R,
                      float *H, float *spare)

@@ -38,6 +38,8 @@ const struct kernels *kernels_cpu_fp32(void)
         .residual_gain = fp32_residual_gain,
         .norm_apply = fp32_norm_apply,
         .gain_backward = fp32_gain_backward,
+        .norm_forward = fp32_norm_forward,
+        .norm_backward = fp32_norm_backward,
         .latent_forward = fp32_latent_forward,
         .latent_backward = fp32_latent_backward,
         .cross_sum = fp32_cross_sum,

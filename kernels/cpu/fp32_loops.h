@@ -35,6 +35,9 @@ struct fp32_loops {
     void (*norm_apply)(int64_t rows, int64_t w, float inv_d, float eps, const float *x, const float *gain,
                        const float *S, float *R, float *n);
     void (*row_dot)(int64_t rows, int64_t w, const float *a, const float *b, float *out);
+    /* Of norm_backward. */
+    void (*norm_k)(int64_t rows, int64_t d, float inv_d, const float *x, const float *gain, const float *R,
+                   const float *dn, float *k);
     /* Columns [begin, end) of all T rows, at most GAIN_COLUMNS of them. */
     void (*gain_backward)(int64_t T, int64_t w, int64_t begin, int64_t end, const float *x, const float *gain,
                           const float *R, const float *k, const float *dn, bool accumulate, float *dx, float *dgain);

@@ -33,6 +33,33 @@ void fp32_gain_backward(struct kstream *ks, int64_t T, int64_t w, const void *x,
                                  dgain);
 }
 
+void fp32_norm_forward(struct kstream *ks, int64_t T, int64_t d, double eps, const void *x, const void *y,
+                       const void *gain, void *x_out, void *R, void *n)
+{
+    int64_t step = fp32_rows(d);
+    float inv_d = (float)(1 / (double)d);
+#pragma omp parallel for num_threads(ks->threads) schedule(static) if (ks->threads > 1 && T > step)
+    for (int64_t i = 0; i < T; i += step) {
+        int64_t rows = fp32_min(step, T - i);
+        float *out = (float *)x_out + i * d, *r = (float *)R + i;
+        ks->loops->residual_gain(rows, d, (const float *)x + i * d, y ? (const float *)y + i * d : NULL, NULL, out,
+                                 NULL, r);
+        ks->loops->norm_apply(rows, d, inv_d, (float)eps, out, gain, r, r, (float *)n + i * d);
+    }
+}
+
+void fp32_norm_backward(struct kstream *ks, int64_t T, int64_t d, const void *x, const void *gain, const void *R,
+                        const void *dn, void *dx, void *k, void *dgain)
+{
+    int64_t step = fp32_rows(d);
+    float inv_d = (float)(1 / (double)d);
+#pragma omp parallel for num_threads(ks->threads) schedule(static) if (ks->threads > 1 && T > step)
+    for (int64_t i = 0; i < T; i += step)
+        ks->loops->norm_k(fp32_min(step, T - i), d, inv_d, (const float *)x + i * d, gain, (const float *)R + i,
+                          (const float *)dn + i * d, (float *)k + i);
+    fp32_gain_backward(ks, T, d, x, gain, R, k, dn, true, dx, dgain);
+}
+
 void fp32_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act,
                          const void *H, const void *S, void *R, void *z)
 {

@@ -26,6 +26,8 @@ const struct kernels *kernels_cpu_fp64(void)
         .residual_gain = fp64_residual_gain,
         .norm_apply = fp64_norm_apply,
         .gain_backward = fp64_gain_backward,
+        .norm_forward = fp64_norm_forward,
+        .norm_backward = fp64_norm_backward,
         .latent_forward = fp64_latent_forward,
         .latent_backward = fp64_latent_backward,
         .cross_sum = fp64_cross_sum,

@@ -22,6 +22,10 @@ void fp64_norm_apply(struct kstream *ks, int64_t T, int64_t w, int64_t d, double
                      const void *S, void *R, void *n);
 void fp64_gain_backward(struct kstream *ks, int64_t T, int64_t w, const void *x, const void *gain, const void *R,
                         const void *k, const void *dn, bool accumulate, void *dx, void *dgain);
+void fp64_norm_forward(struct kstream *ks, int64_t T, int64_t d, double eps, const void *x, const void *y,
+                       const void *gain, void *x_out, void *R, void *n);
+void fp64_norm_backward(struct kstream *ks, int64_t T, int64_t d, const void *x, const void *gain, const void *R,
+                        const void *dn, void *dx, void *k, void *dgain);
 void fp64_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act,
                          const void *H, const void *S, void *R, void *z);
 void fp64_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act,

@@ -50,6 +50,25 @@ void fp64_gain_backward(struct kstream *ks, int64_t T, int64_t w, const void *x,
     }
 }
 
+void fp64_norm_forward(struct kstream *ks, int64_t T, int64_t d, double eps, const void *x, const void *y,
+                       const void *gain, void *x_out, void *R, void *n)
+{
+    fp64_residual_gain(ks, T, d, x, y, NULL, x_out, NULL, R);
+    fp64_norm_apply(ks, T, d, d, eps, x_out, gain, R, R, n);
+}
+
+void fp64_norm_backward(struct kstream *ks, int64_t T, int64_t d, const void *x, const void *gain, const void *R,
+                        const void *dn, void *dx, void *k, void *dgain)
+{
+    for (int64_t i = 0; i < T; i++) {
+        double r = ((const double *)R)[i], c = 0;
+        for (int64_t j = 0; j < d; j++)
+            c += r * ((const double *)dn)[i * d + j] * ((const double *)x)[i * d + j] * ((const double *)gain)[j];
+        ((double *)k)[i] = r * r / (double)d * c;
+    }
+    fp64_gain_backward(ks, T, d, x, gain, R, k, dn, true, dx, dgain);
+}
+
 /* SiLU(y) = y sigma(y); its derivative is sigma + y sigma (1 - sigma). */
 static double sigma(double y)
 {

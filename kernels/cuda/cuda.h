@@ -82,7 +82,7 @@ void cuda_attentions_destroy(struct cuda_attentions *a);
 /* Of the cuDNN that the stream's attention goes through, as its cudnnGetVersion(); 0: of none. */
 size_t cuda_attention_version(const struct kstream *ks);
 
-/* norm.cu, latent.cu, cross.cu, embed.cu, rope.cu, glu.cu, loss.cu, layout.cu, update.cu: see kernels.h */
+/* norm.cu, norm_rows.cu, latent.cu, cross.cu, embed.cu, rope.cu, glu.cu, loss.cu, layout.cu, update.cu: kernels.h */
 /* Scratch that the row and column sums of these want for such shapes. */
 size_t cuda_sums_scratch(const struct scratch_shape *shape);
 void cuda_cast(struct kstream *ks, enum dtype to, void *dst, enum dtype from, const void *src, int64_t n);
@@ -96,6 +96,10 @@ void cuda_norm_apply(struct kstream *ks, int64_t T, int64_t w, int64_t d, double
                      const void *S, void *R, void *n);
 void cuda_gain_backward(struct kstream *ks, int64_t T, int64_t w, const void *x, const void *gain, const void *R,
                         const void *k, const void *dn, bool accumulate, void *dx, void *dgain);
+void cuda_norm_forward(struct kstream *ks, int64_t T, int64_t d, double eps, const void *x, const void *y,
+                       const void *gain, void *x_out, void *R, void *n);
+void cuda_norm_backward(struct kstream *ks, int64_t T, int64_t d, const void *x, const void *gain, const void *R,
+                        const void *dn, void *dx, void *k, void *dgain);
 void cuda_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act,
                          const void *H, const void *S, void *R, void *z);
 void cuda_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act,

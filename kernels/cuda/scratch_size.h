@@ -1,8 +1,8 @@
 /* The scratch of the CUDA backend as pure numbers, so that it can be computed without CUDA. worker/plan has the same
  * formulas; tests/unit/plan/backend_test.c holds the two together.
  *
- * Operations of a stream run in order and share the scratch: cuBLASLt's workspace; of sums over rows two parts for each
- * column and chunk of rows; for an embedding's gradient the tokens of each row of the table, in lists. */
+ * Operations of a stream run in order and share the scratch: cuBLASLt's workspace, and in it the parts of norm_rows.cu;
+ * of sums over rows two parts for each column and chunk of rows; for an embedding's gradient the tokens of each row of the table, in lists. */
 #ifndef BOOST_KERNELS_CUDA_SCRATCH_SIZE_H
 #define BOOST_KERNELS_CUDA_SCRATCH_SIZE_H
 

@@ -166,6 +166,14 @@ TIMED(gain_backward,
        bool accumulate, void *dx, void *dgain),
       (T, w, x, gain, R, k, dn, accumulate, dx, dgain), SHARE_ELEMENT, ACT *T *w *(3 + accumulate), 0,
       " %" PRId64 "x%" PRId64, T, w)
+TIMED(norm_forward,
+      (int64_t T, int64_t d, double eps, const void *x, const void *y, const void *gain, void *x_out, void *R, void *n),
+      (T, d, eps, x, y, gain, x_out, R, n), SHARE_ELEMENT, ACT *T *d *(2 + !!y + (y || x_out != x)), 0,
+      " %" PRId64 "x%" PRId64, T, d)
+TIMED(norm_backward,
+      (int64_t T, int64_t d, const void *x, const void *gain, const void *R, const void *dn, void *dx, void *k,
+       void *dgain),
+      (T, d, x, gain, R, dn, dx, k, dgain), SHARE_ELEMENT, 4 * ACT * T * d, 0, " %" PRId64 "x%" PRId64, T, d)
 TIMED(latent_forward,
       (int64_t T, int64_t n, int64_t d, double eps, enum latent_act act, const void *H, const void *S, void *R, void *z),
       (T, n, d, eps, act, H, S, R, z), SHARE_ELEMENT, 2 * ACT * T * n * (R || z != H), 0, " %" PRId64 "x%" PRId64, T, n)
@@ -266,6 +274,8 @@ int op_times_open(struct kernels *table, bool cuda, struct error *err)
     ROW(residual_gain);
     ROW(norm_apply);
     ROW(gain_backward);
+    ROW(norm_forward);
+    ROW(norm_backward);
     ROW(latent_forward);
     ROW(latent_backward);
     ROW(cross_sum);

@@ -1,5 +1,5 @@
-/* residual_gain, norm_apply, gain_backward, latent_forward, latent_backward, norm_k against their formulas, and the
- * whole online norm on one and two shards against central differences. */
+/* residual_gain, norm_apply, gain_backward, norm_forward, norm_backward, latent_forward, latent_backward, norm_k against
+ * their formulas, and the whole online norm on one and two shards against central differences. */
 #include "check.h"
 
 static const struct {
@@ -166,6 +166,101 @@ static void test_gain_backward(void **state)
 {
     (void)state;
     each_variant(gain_backwards);
+}
+
+/* ---- norm_forward and norm_backward --------------------------------------------------------- */
+
+static void one_rows_forward(struct variant *v, int64_t T, int64_t d, bool with_y, bool in_place)
+{
+    int64_t n = T * d;
+    double eps = 1e-3, *x = host_random(v, n, 2), *y = host_random(v, n, 2), *gain = host_random(v, d, 1.5);
+    for (int64_t j = 0; j < d && T > 3; j++)
+        x[3 * d + j] = y[3 * d + j] = 0; /* eps alone */
+    void *dx = device_values(v, n, x), *dy = with_y ? device_values(v, n, y) : NULL, *dg = device_values(v, d, gain);
+    void *out = in_place ? dx : device_poison(v, n), *dn = device_poison(v, n), *dR = stat_poison(v, T);
+    v->k->norm_forward(v->ks, T, d, eps, dx, dy, dg, out, dR, dn);
+
+    real *sum = host_reals(v, n), *S = host_reals(v, T), *R = host_reals(v, T), *want = host_reals(v, n);
+    for (int64_t i = 0; i < n; i++)
+        sum[i] = with_y ? (real)x[i] + (real)y[i] : (real)x[i];
+    check(v, "x_out", n, out, sum, NULL, 1);
+    /* R and n are of the stored values. */
+    double *stored = fetch(v, out, n), *r = fetch(v, dR, T);
+    for (int64_t i = 0; i < n; i++) {
+        S[i / d] += (real)stored[i] * stored[i];
+        want[i] = (real)r[i / d] * stored[i] * gain[i % d];
+    }
+    for (int64_t t = 0; t < T; t++)
+        R[t] = 1 / sqrtl(S[t] / d + (real)eps);
+    check(v, "R", T, dR, R, NULL, sum_roundings(d) + 5);
+    check(v, "n", n, dn, want, NULL, 3);
+    void *remade = device_poison(v, n);
+    v->k->norm_apply(v->ks, T, d, d, eps, out, dg, NULL, dR, remade);
+    check_same_bits(v, "n", n, dn, remade);
+    forget(v);
+}
+
+static void one_rows_backward(struct variant *v, int64_t T, int64_t d)
+{
+    int64_t n = T * d;
+    double *x = host_random(v, n, 2), *gain = host_random(v, d, 1.5), *R = host_random(v, T, 1);
+    double *dn = host_random(v, n, 1), *dx = host_random(v, n, 1), *dgain = host_random(v, d, 1);
+    real *want = host_reals(v, n), *size = host_reals(v, n), *want_g = host_reals(v, d), *size_g = host_reals(v, d);
+    real *want_k = host_reals(v, T), *size_k = host_reals(v, T);
+    void *a[4] = {device_values(v, n, x), device_values(v, d, gain), stat_values(v, T, R), device_values(v, n, dn)};
+    void *out[2], *k[2], *out_g[2];
+    for (int r = 0; r < 2; r++) {
+        out[r] = device_values(v, n, dx);
+        k[r] = stat_poison(v, T);
+        out_g[r] = grad_values(v, d, dgain);
+        v->k->norm_backward(v->ks, T, d, a[0], a[1], a[2], a[3], out[r], k[r], out_g[r]);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        real part = (real)R[i / d] * R[i / d] / d * R[i / d] * dn[i] * x[i] * gain[i % d];
+        want_k[i / d] += part;
+        size_k[i / d] += fabsl(part);
+    }
+    check(v, "k", T, k[0], want_k, size_k, sum_roundings(d) + 6);
+    double *stored = fetch(v, k[0], T);
+    for (int64_t j = 0; j < d; j++)
+        size_g[j] = fabsl(want_g[j] = dgain[j]);
+    for (int64_t i = 0; i < n; i++) {
+        int64_t t = i / d, j = i % d;
+        real u = (real)R[t] * dn[i];
+        want[i] = u * gain[j] - (real)stored[t] * x[i] + (real)dx[i];
+        size[i] = fabsl(u * gain[j]) + fabsl((real)stored[t] * x[i]) + fabsl(dx[i]);
+        want_g[j] += x[i] * u;
+        size_g[j] += fabsl(x[i] * u);
+    }
+    check(v, "dx", n, out[0], want, size, 5);
+    check(v, "dgain", d, out_g[0], want_g, size_g, sum_roundings(T));
+    check_same_bits(v, "dx", n, out[0], out[1]);
+    check_same_bits(v, "k", T, k[0], k[1]);
+    check_same_bits(v, "dgain", d, out_g[0], out_g[1]);
+    forget(v);
+}
+
+/* Beside the small ones those on either side of what a block of a GPU holds, in vectors and one by one. */
+static void whole_rows(struct variant *v)
+{
+    static const struct {
+        int64_t T, d;
+    } wide[] = {{600, 2056}, {5, 4104}, {5, 8192}, {6, 8200}, {9, 700}, {9, 1001}, {9, 1025}};
+    for (int i = 0; i < SHAPES; i++) {
+        for (int mode = 0; mode < 4; mode++)
+            one_rows_forward(v, shapes[i].T, shapes[i].w, mode & 1, mode & 2);
+        one_rows_backward(v, shapes[i].T, shapes[i].w);
+    }
+    for (size_t i = 0; i < sizeof wide / sizeof *wide; i++) {
+        one_rows_forward(v, wide[i].T, wide[i].d, true, i % 2);
+        one_rows_backward(v, wide[i].T, wide[i].d);
+    }
+}
+
+static void test_whole_rows(void **state)
+{
+    (void)state;
+    each_variant(whole_rows);
 }
 
 /* ---- the bottleneck -------------------------------------------------------------------------- */
@@ -397,8 +492,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_residual_gain), cmocka_unit_test(test_norm_apply), cmocka_unit_test(test_gain_backward),
-        cmocka_unit_test(test_row_dot),       cmocka_unit_test(test_latent),     cmocka_unit_test(test_extremes),
-        cmocka_unit_test(test_norm_gradient),
+        cmocka_unit_test(test_row_dot),       cmocka_unit_test(test_whole_rows), cmocka_unit_test(test_latent),
+        cmocka_unit_test(test_extremes),      cmocka_unit_test(test_norm_gradient),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -94,6 +94,12 @@ DRY(gain_backward,
     (int64_t T, int64_t w, const void *x, const void *gain, const void *R, const void *k, const void *dn,
      bool accumulate, void *dx, void *dgain),
     dx)
+DRY(norm_forward,
+    (int64_t T, int64_t d, double eps, const void *x, const void *y, const void *gain, void *x_out, void *R, void *n), n)
+DRY(norm_backward,
+    (int64_t T, int64_t d, const void *x, const void *gain, const void *R, const void *dn, void *dx, void *k,
+     void *dgain),
+    dx)
 DRY(latent_forward,
     (int64_t T, int64_t n, int64_t d, double eps, enum latent_act act, const void *H, const void *S, void *R, void *z),
     z)
@@ -194,6 +200,8 @@ static inline const struct kernels *dry_kernels(void)
         ROW(residual_gain),
         ROW(norm_apply),
         ROW(gain_backward),
+        ROW(norm_forward),
+        ROW(norm_backward),
         ROW(latent_forward),
         ROW(latent_backward),
         ROW(cross_sum),

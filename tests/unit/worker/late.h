@@ -290,6 +290,14 @@ static void late_graph_launch(struct kstream *ks, const struct kgraph *graph)
     X(int64_t, T)                                                                                                     \
     X(int64_t, w) X(const void *, in) X(const void *, gain) X(const void *, R) X(const void *, k) X(const void *, dn) \
         X(bool, accumulate) X(void *, dx) X(void *, dgain)
+#define ARGS_norm_forward(X, C)                                                                                       \
+    X(int64_t, T)                                                                                                     \
+    X(int64_t, d) X(double, eps) X(const void *, in) X(const void *, y) X(const void *, gain) X(void *, x_out)        \
+        X(void *, R) X(void *, n)
+#define ARGS_norm_backward(X, C)                                                                               \
+    X(int64_t, T)                                                                                              \
+    X(int64_t, d) X(const void *, in) X(const void *, gain) X(const void *, R) X(const void *, dn) X(void *, dx) \
+        X(void *, k) X(void *, dgain)
 #define ARGS_latent_forward(X, C)                                                                                   \
     X(int64_t, T)                                                                                                   \
     X(int64_t, n) X(int64_t, d) X(double, eps) X(enum latent_act, act) X(const void *, H) X(const void *, S) X(void *, R) \
@@ -352,6 +360,7 @@ static void late_graph_launch(struct kstream *ks, const struct kgraph *graph)
 #define LATE_OPS(X)                                                                                                 \
     X(upload)                                                                                                       \
     X(download) X(zero) X(cast) X(gemm) X(embed) X(embed_backward) X(residual_gain) X(norm_apply) X(gain_backward)  \
+        X(norm_forward) X(norm_backward)                                                                            \
         X(latent_forward) X(latent_backward) X(cross_sum) X(cross_forward) X(cross_backward_sums) X(cross_backward) \
             X(rope) X(attention_forward) X(attention_backward) X(glu_forward) X(glu_backward) X(ce_max) X(ce_sums)  \
                 X(ce_backward) X(row_dot) X(norm_k) X(copy_rows) X(interleave) X(grad_squares) X(step_finish) X(adamw)

@@ -76,6 +76,20 @@ static inline void rounded_gain_backward(struct kstream *ks, int64_t T, int64_t 
     rounded_rows(dx, T, w, w);
 }
 
+static inline void rounded_norm_forward(struct kstream *ks, int64_t T, int64_t d, double eps, const void *x,
+                                        const void *y, const void *gain, void *x_out, void *R, void *n)
+{
+    rounded_residual_gain(ks, T, d, x, y, NULL, x_out, NULL, R);
+    rounded_norm_apply(ks, T, d, d, eps, x_out, gain, R, R, n);
+}
+
+static inline void rounded_norm_backward(struct kstream *ks, int64_t T, int64_t d, const void *x, const void *gain,
+                                         const void *R, const void *dn, void *dx, void *k, void *dgain)
+{
+    rounded.exact->norm_backward(ks, T, d, x, gain, R, dn, dx, k, dgain);
+    rounded_rows(dx, T, d, d);
+}
+
 /* Y of H: both are functions of the product as it left the GEMM, so they are the same whenever they are made. */
 static inline void rounded_y(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, const void *H,
                              const void *S, void *R, void *Y)
@@ -228,6 +242,8 @@ static inline const struct kernels *rounded_kernels(const struct tiny *c, int di
     table.residual_gain = rounded_residual_gain;
     table.norm_apply = rounded_norm_apply;
     table.gain_backward = rounded_gain_backward;
+    table.norm_forward = rounded_norm_forward;
+    table.norm_backward = rounded_norm_backward;
     table.latent_forward = rounded_latent_forward;
     table.latent_backward = rounded_latent_backward;
     table.cross_sum = rounded_cross_sum;
