@@ -18,7 +18,8 @@ enum { MAX_NAMES = 32, PLOT_HEIGHT = 16 };
 
 struct metrics_view {
     struct ctl *ctl;
-    const char *job;
+    const char *job;   /* as typed: boostd looks whether the attempt is there */
+    long long attempt; /* 0: all */
     long long rank;
     char *names[MAX_NAMES]; /* empty: all */
     size_t n_names;
@@ -27,7 +28,7 @@ struct metrics_view {
     size_t n_points, cap_points;
     double *marks;
     size_t n_marks;
-    int attempt; /* of the last point */
+    int at_attempt; /* of the last point */
     json_t *list;
     bool any;              /* a row with a value has come */
     bool found[MAX_NAMES]; /* a value of this name has come; without --name found[0] is of the one to plot */
@@ -62,9 +63,9 @@ static void add_point(struct metrics_view *v, const Boost__MetricRow *row)
         v->marks = marks;
         v->cap_points = cap;
     }
-    if (v->n_points && row->attempt != v->attempt)
+    if (v->n_points && row->attempt != v->at_attempt)
         v->marks[v->n_marks++] = (double)row->step;
-    v->attempt = row->attempt;
+    v->at_attempt = row->attempt;
     v->points[v->n_points++] = (struct plot_point){(double)row->step, *y};
 }
 
@@ -134,6 +135,8 @@ static int read_rows(struct metrics_view *v)
         body.rank = (int32_t)v->rank;
         body.after_row = after;
         body.wait_ms = v->follow ? LONG_POLL_MS : 0;
+        body.has_attempt = v->attempt > 0;
+        body.attempt = (int32_t)v->attempt;
         Boost__Request request = BOOST__REQUEST__INIT;
         request.body_case = BOOST__REQUEST__BODY_METRICS;
         request.metrics = &body;
@@ -202,6 +205,15 @@ static bool split_names(struct metrics_view *v, char *list)
     return true;
 }
 
+/* Of "17.2"; 0: none is named. */
+static long long attempt_of(const char *text)
+{
+    char *copy = strdup(text);
+    long long attempt = copy ? ctl_split_ref(copy).attempt : 0;
+    free(copy);
+    return attempt;
+}
+
 int verb_metrics(struct ctl *ctl, int argc, char **argv)
 {
     struct metrics_view v = {.ctl = ctl};
@@ -243,6 +255,7 @@ int verb_metrics(struct ctl *ctl, int argc, char **argv)
     }
     v.csv = output != NULL;
     v.job = argv[first];
+    v.attempt = attempt_of(argv[first]);
     if (ctl->output == OUTPUT_JSON && !v.follow && !v.plot && !v.csv)
         v.list = json_array();
     if (v.follow)

@@ -229,17 +229,20 @@ int verb_show(struct ctl *ctl, int argc, char **argv)
 }
 
 /* Which rows `ckpt ls` shows: what is gone only when asked for. */
-static bool listed(const Boost__CheckpointInfo *c, bool all)
+/* attempt 0: of any. */
+static bool listed(const Boost__CheckpointInfo *c, bool all, long long attempt)
 {
+    if (attempt && c->attempt != attempt)
+        return false;
     return all || (c->state != BOOST__CHECKPOINT_STATE__VALUE__DELETED &&
                    c->state != BOOST__CHECKPOINT_STATE__VALUE__ABANDONED);
 }
 
-static void print_checkpoints(const struct ctl *ctl, Boost__CheckpointsReply *r, bool all)
+static void print_checkpoints(const struct ctl *ctl, Boost__CheckpointsReply *r, bool all, long long attempt)
 {
     size_t n = 0;
     for (size_t i = 0; i < r->n_checkpoints; i++)
-        if (listed(r->checkpoints[i], all))
+        if (listed(r->checkpoints[i], all, attempt))
             r->checkpoints[n++] = r->checkpoints[i];
     if (ctl->output == OUTPUT_JSON || ctl->output == OUTPUT_JSONL) {
         json_t *document = json_document("boost.checkpoints/1"), *list = json_array();
@@ -292,8 +295,8 @@ int verb_ckpt(struct ctl *ctl, int argc, char **argv)
     request.checkpoints = &body;
     int code;
     Boost__Reply *reply = ctl_ask(ctl, &request, BOOST__REPLY__BODY_CHECKPOINTS, &arena, &code);
-    if (reply)
-        print_checkpoints(ctl, reply->checkpoints, all);
+    if (reply) /* boostd has seen that there is such an attempt */
+        print_checkpoints(ctl, reply->checkpoints, all, ctl_split_ref(argv[first + 1]).attempt);
     arena_free(&arena);
     return code;
 }

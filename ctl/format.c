@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <time.h>
 
 #include "proto/base/utf8.h"
 
@@ -71,6 +72,31 @@ bool parse_duration(const char *text, double *seconds)
             return *seconds <= duration_max;
         }
     return false;
+}
+
+bool parse_age(const char *text, int64_t now_wall_ns, double *seconds)
+{
+    struct tm tm = {.tm_isdst = 0};
+    if (parse_duration(text, seconds))
+        return true;
+    const char *rest = strptime(text, "%Y-%m-%dT%H:%M:%S", &tm);
+    if (!rest)
+        return false;
+    double fraction = 0;
+    if (*rest == '.') {
+        char *end;
+        double scale = 0.1;
+        for (end = (char *)(uintptr_t)rest + 1; *end >= '0' && *end <= '9'; end++, scale /= 10)
+            fraction += (*end - '0') * scale;
+        if (end == rest + 1)
+            return false;
+        rest = end;
+    }
+    if (*rest && strcmp(rest, "Z") != 0)
+        return false;
+    double age = (double)now_wall_ns / 1e9 - (double)timegm(&tm) - fraction;
+    *seconds = age > 0 ? age : 0;
+    return true;
 }
 
 static const struct {

@@ -19,6 +19,10 @@ char *format_duration(double seconds, char out[FORMAT_TEXT]);
 /* "90", "90s", "10m", "2h", "1d"; false when it is none of them. */
 bool parse_duration(const char *text, double *seconds);
 
+/* How long before `now` (wall clock) a time was: a duration as above, or RFC 3339 in UTC ("2026-11-29T13:02:46Z", as
+ * events show it; a fraction and the Z may be left out). One still to come is 0. False when it is neither. */
+bool parse_age(const char *text, int64_t now_wall_ns, double *seconds);
+
 /* "R", "RC", ...; "QUEUED" and so on. */
 const char *state_letters(Boost__JobState__Value s);
 const char *state_name(Boost__JobState__Value s);

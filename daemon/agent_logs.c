@@ -22,7 +22,8 @@ struct kept {
 static bool is_log(const char *name)
 {
     const char *dot = strstr(name, ".log");
-    return dot && (!strcmp(dot, ".log") || !strcmp(dot, ".log.1") || !strcmp(dot, ".log.pos"));
+    return dot && (!strcmp(dot, ".log") || !strcmp(dot, ".log.1") || !strcmp(dot, ".log.pos") ||
+                   !strcmp(dot, ".log.times"));
 }
 
 static int move_logs(const char *from, const char *to, struct error *err)

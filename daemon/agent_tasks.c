@@ -159,6 +159,14 @@ static void run_task(uv_work_t *work)
     }
     const Boost__ReadLog *o = t->order->read_log;
     buffer_clear(&t->data);
+    if (t->offset < 0 && o->has_age_ms) {
+        t->offset = keeper_log_since(t->run_dir, o->rank, clock_wall_ns() - o->age_ms * NS_PER_MS);
+        if (t->offset < 0) { /* nothing is that new: what comes next */
+            t->rc = keeper_log_end(t->run_dir, o->rank, &t->offset, &t->err);
+            if (t->rc)
+                return;
+        }
+    }
     t->rc = keeper_log_read(t->run_dir, o->rank, &t->offset, o->has_tail_lines ? o->tail_lines : -1, t->wanted,
                             &t->data, &t->err);
 }

@@ -89,6 +89,8 @@ static void ask(struct core *c, struct job *job, struct attempt *a, const Boost_
     body.rank = x->rank;
     body.has_offset = request->has_offset;
     body.offset = request->offset;
+    body.has_age_ms = request->has_age_ms;
+    body.age_ms = request->age_ms;
     body.has_tail_lines = request->has_tail_lines;
     body.tail_lines = request->tail_lines;
     body.max_bytes = request->max_bytes;

@@ -22,7 +22,7 @@ struct keeper_log {
     struct keeper_logs *logs;
     struct keeper_log *next;
     int rank;
-    char path[PATH_MAX], old_path[PATH_MAX], pos_path[PATH_MAX];
+    char path[PATH_MAX], old_path[PATH_MAX], pos_path[PATH_MAX], times_path[PATH_MAX];
     int64_t max_bytes;
     /* loop only */
     size_t line_len; /* of the unfinished line */
@@ -36,6 +36,9 @@ struct keeper_log {
     struct buffer writing;
     int fd;
     int64_t size, pos; /* of the current file; of its end in the stream */
+    struct keeper_log_mark *marks;
+    size_t n_marks;
+    int64_t interval_ns; /* between two of them */
 };
 
 struct keeper_logs {
@@ -125,6 +128,37 @@ static size_t fitting(const struct keeper_log *log, const uint8_t *data, size_t 
     return log->size ? 0 : (size_t)room;
 }
 
+/* Every other mark goes; those that stay stand for what came behind them as well. */
+static void thin_marks(struct keeper_log *log)
+{
+    for (size_t i = 0; i < log->n_marks / 2; i++) {
+        const struct keeper_log_mark *gone = &log->marks[2 * i + 1];
+        log->marks[i] = log->marks[2 * i];
+        log->marks[i].interval_ns = gone->wall_ns + gone->interval_ns - log->marks[i].wall_ns;
+    }
+    log->n_marks /= 2;
+    log->interval_ns *= 2;
+    struct error err;
+    (void)!fs_write_atomic(log->times_path, log->marks, log->n_marks * sizeof *log->marks, 0644, &err);
+}
+
+/* Notes when the stream came to where it is; a mark that cannot be written is only missing. */
+static void mark_time(struct keeper_log *log)
+{
+    int64_t now = clock_wall_ns();
+    const struct keeper_log_mark *last = log->n_marks ? &log->marks[log->n_marks - 1] : NULL;
+    if (!log->marks || (last && now >= last->wall_ns && now - last->wall_ns < log->interval_ns))
+        return;
+    if (log->n_marks == KEEPER_LOG_MARKS)
+        thin_marks(log);
+    log->marks[log->n_marks++] = (struct keeper_log_mark){now, log->pos, log->interval_ns};
+    int fd = open(log->times_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0644);
+    if (fd >= 0) {
+        (void)!write(fd, &log->marks[log->n_marks - 1], sizeof *log->marks);
+        close(fd);
+    }
+}
+
 /* Writes all of it, or drops the rest at the first error. */
 static void write_out(struct keeper_log *log, const uint8_t *data, size_t len)
 {
@@ -203,6 +237,7 @@ static void *writer(void *arg)
         int64_t missing = log->dropped - log->dropped_reported;
         int errnum = log->drop_errno;
         pthread_mutex_unlock(&logs->lock);
+        mark_time(log);
         if (missing && log->fd >= 0)
             report_drops(log, missing, errnum);
         write_out(log, log->writing.data, log->writing.len);
@@ -267,6 +302,7 @@ bool keeper_logs_destroy(struct keeper_logs *logs, int timeout_ms)
         buffer_free(&log->queue);
         buffer_free(&log->writing);
         free(log->tail);
+        free(log->marks);
         free(log);
     }
     pthread_cond_destroy(&logs->work);
@@ -288,6 +324,8 @@ int keeper_log_add(struct keeper_logs *logs, const char *run_dir, int rank, int6
         rc = rank_file_path(log->old_path, sizeof log->old_path, run_dir, rank, "log.1", err);
     if (!rc)
         rc = rank_file_path(log->pos_path, sizeof log->pos_path, run_dir, rank, "log.pos", err);
+    if (!rc)
+        rc = rank_file_path(log->times_path, sizeof log->times_path, run_dir, rank, "log.times", err);
     if (rc) {
         free(log);
         free(tail);
@@ -297,6 +335,8 @@ int keeper_log_add(struct keeper_logs *logs, const char *run_dir, int rank, int6
     log->rank = rank;
     log->max_bytes = max_bytes > 0 ? max_bytes : INT64_MAX;
     log->tail = tail;
+    log->marks = malloc(KEEPER_LOG_MARKS * sizeof *log->marks); /* without: no times are kept */
+    log->interval_ns = NS_PER_S;
     log->fd = -1;
     buffer_init(&log->queue, KEEPER_LOG_QUEUE);
     buffer_init(&log->writing, KEEPER_LOG_QUEUE);

@@ -4,8 +4,8 @@
  * Bytes are kept raw. A line over LIMIT_LOG_LINE is split with a mark. At `max_bytes`
  * the file becomes .log.1 (replacing an older one) and a new one begins; the file
  * .log.pos says where in the whole stream each of the two begins, by inode, so that
- * a reader's offset holds across rotations. What cannot be written is dropped, counted,
- * and the log says so once writing works again. */
+ * a reader's offset holds across rotations. .log.times says when the stream was where.
+ * What cannot be written is dropped, counted, and the log says so once writing works again. */
 #ifndef BOOST_DAEMON_KEEPER_LOG_H
 #define BOOST_DAEMON_KEEPER_LOG_H
 
@@ -22,6 +22,13 @@ enum {
     KEEPER_LOG_QUEUE = 1 << 20, /* bytes a rank may be ahead of the disk      */
     KEEPER_LOG_STALL_MS = 1000, /* no write done for so long: drop, not wait  */
 };
+
+/* A mark of .log.times: what was printed from wall_ns on, for `interval_ns`, lies at `pos` and behind, before the next
+ * mark's. */
+struct keeper_log_mark {
+    int64_t wall_ns, pos, interval_ns;
+};
+enum { KEEPER_LOG_MARKS = 4096 }; /* then every other one goes */
 
 struct keeper_logs; /* the writer thread and its logs */
 struct keeper_log;  /* of one rank */
@@ -54,6 +61,9 @@ int64_t keeper_log_dropped(struct keeper_log *log);
  * empty. */
 MUST_USE int keeper_log_read(const char *run_dir, int rank, int64_t *offset, int64_t tail_lines, size_t max_bytes,
                              struct buffer *out, struct error *err);
+/* Where in the stream begins what was printed at wall_ns (of this node's clock) or later; exact to a second, or to what
+ * .log.times still tells of a long run. -1: nothing was printed since; 0 where no times were kept. */
+int64_t keeper_log_since(const char *run_dir, int rank, int64_t wall_ns);
 /* Where the stream ends now; 0 for a missing log. */
 MUST_USE int keeper_log_end(const char *run_dir, int rank, int64_t *end, struct error *err);
 

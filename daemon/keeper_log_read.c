@@ -194,3 +194,23 @@ int keeper_log_end(const char *run_dir, int rank, int64_t *end, struct error *er
     close_segment(&s[1]);
     return ERR_OK;
 }
+
+/* The file belongs to the job's user: what does not make sense is no mark. */
+int64_t keeper_log_since(const char *run_dir, int rank, int64_t wall_ns)
+{
+    char path[PATH_MAX];
+    struct buffer b;
+    struct keeper_log_mark m;
+    int64_t found = -1;
+    bool any = false;
+    buffer_init(&b, (KEEPER_LOG_MARKS + 1) * sizeof m);
+    if (!rank_file_path(path, sizeof path, run_dir, rank, "log.times", NULL) && !fs_read_regular(path, &b, NULL))
+        for (size_t i = 0; i + sizeof m <= b.len; i += sizeof m) {
+            memcpy(&m, b.data + i, sizeof m);
+            any = true;
+            if (found < 0 && m.pos >= 0 && m.interval_ns >= 0 && m.wall_ns > wall_ns - m.interval_ns)
+                found = m.pos;
+        }
+    buffer_free(&b);
+    return any ? found : 0;
+}

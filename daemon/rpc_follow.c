@@ -1,5 +1,6 @@
 /* Requests that may wait for something new: events, metrics, logs, watch. A follow is
  * a chain of them, each from the cursor that the last one gave. */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -141,7 +142,7 @@ static bool fill_metrics(struct rpc_call *call, Boost__MetricsReply *metrics, co
     if (!metrics->rows)
         return false;
     for (size_t i = 0; i < n && bytes < RPC_PAGE_BYTES; i++) {
-        size_t values = count_wanted(r, &rows[i]);
+        size_t values = r->has_attempt && rows[i].attempt != r->attempt ? 0 : count_wanted(r, &rows[i]);
         if (!values)
             continue;
         Boost__MetricRow *row = metric_row(&call->arena, r, &rows[i], values);
@@ -151,6 +152,14 @@ static bool fill_metrics(struct rpc_call *call, Boost__MetricsReply *metrics, co
         metrics->rows[metrics->n_rows++] = row;
     }
     return true;
+}
+
+/* The attempt that was asked for has been followed by another. */
+static bool attempt_over(const struct rpc_call *call)
+{
+    const Boost__MetricsRequest *r = call->request->metrics;
+    const struct job *job = core_job(call->rpc->core, call->job);
+    return job && r->has_attempt && r->attempt < job->n_attempts;
 }
 
 static void metrics_read(void *arg, const struct store_metric_row *rows, size_t n, int rc, const struct error *err)
@@ -172,12 +181,13 @@ static void metrics_read(void *arg, const struct store_metric_row *rows, size_t 
         read_metrics(call);
         return;
     }
-    if (!n && !call->all_stored && !call_expired(call)) {
+    bool over = call->all_stored || attempt_over(call);
+    if (!n && !over && !call_expired(call)) {
         call_park(call, read_metrics);
         return;
     }
     metrics.has_job_ended = 1;
-    metrics.job_ended = !n && call->all_stored;
+    metrics.job_ended = !n && over;
     Boost__Reply reply = BOOST__REPLY__INIT;
     reply.body_case = BOOST__REPLY__BODY_METRICS;
     reply.metrics = &metrics;
@@ -253,12 +263,63 @@ static void log_read(void *arg, int rc, const struct error *err, const struct co
     call_reply(call, &reply);
 }
 
+static int by_number(const void *x, const void *y)
+{
+    const int32_t *a = x, *b = y;
+    return (*a > *b) - (*a < *b);
+}
+
+/* Which ranks of the attempt are on the node. */
+static void reply_ranks(struct rpc_call *call, const struct job *job, const Boost__LogsRequest *request)
+{
+    struct error err;
+    int number = request->has_attempt ? request->attempt : job->n_attempts;
+    const struct attempt *a = job_attempt(job, number);
+    const struct attempt_part *part = NULL;
+    for (int p = 0; a && p < a->n_parts; p++)
+        if (!strcmp(a->parts[p].node, request->node))
+            part = &a->parts[p];
+    if (!part) {
+        if (!a && !request->has_attempt)
+            error_set(&err, ERR_NOT_FOUND, "job %" PRId64 " has not started on any node", job->id);
+        else if (!a)
+            error_set(&err, ERR_NOT_FOUND, "job %" PRId64 " has no attempt %d (the newest is %d)", job->id, number,
+                      job->n_attempts);
+        else
+            error_set(&err, ERR_NOT_FOUND, "no rank of attempt %d of job %" PRId64 " is on node %s", number, job->id,
+                      request->node);
+        error_hint(&err, "boostctl show %" PRId64 " names the nodes of each attempt", job->id);
+        call_fail(call, &err);
+        return;
+    }
+    Boost__LogsReply logs = BOOST__LOGS_REPLY__INIT;
+    Boost__Reply reply = BOOST__REPLY__INIT;
+    reply.body_case = BOOST__REPLY__BODY_LOGS;
+    reply.logs = &logs;
+    logs.has_attempt = logs.has_newest_attempt = 1;
+    logs.attempt = number;
+    logs.newest_attempt = job->n_attempts;
+    logs.ranks = arena_alloc(&call->arena, ((size_t)part->n_ranks + 1) * sizeof *logs.ranks);
+    if (!logs.ranks) {
+        call_fail_nomem(call);
+        return;
+    }
+    for (int i = 0; i < part->n_ranks; i++)
+        logs.ranks[logs.n_ranks++] = part->ranks[i];
+    qsort(logs.ranks, logs.n_ranks, sizeof *logs.ranks, by_number);
+    call_reply(call, &reply);
+}
+
 void rpc_logs(struct rpc_call *call, const Boost__LogsRequest *request)
 {
     const struct job *job = call_find_job(call, request->job);
     if (!job)
         return;
     call->job = job->id;
+    if (request->node) {
+        reply_ranks(call, job, request);
+        return;
+    }
     Boost__LogsRequest bounded = *request;
     bounded.has_wait_ms = bounded.has_max_bytes = 1;
     bounded.wait_ms = within(request->wait_ms, 0, RPC_MAX_WAIT_MS);

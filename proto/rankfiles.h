@@ -14,7 +14,8 @@
  *   rank-<r>.done       DoneRecord, by rename                             rank   -> keeper
  *   rank-<r>.exit       ExitRecord, by rename, durable                    keeper -> agent
  *   rank-<r>.log        its output; rotated once to .log.1; .log.pos says where
- *                       each begins in the whole stream (keeper_log.h)     keeper -> agent
+ *                       each begins in the whole stream, .log.times when
+ *                       it came where (keeper_log.h)                       keeper -> agent
  *   keeper.cgroup       path of the attempt's cgroup, where there is one   keeper -> agent
  *   stop                text "kill": the keeper kills all now             agent  -> keeper
  *

@@ -290,7 +290,13 @@ def test_logs(c):
     assert c.ok("logs", job, "-f") == text, "a follow of an ended job ends"
     fails(c, 4, "rank", "logs", job, "--rank", "2")
     fails(c, 4, "attempt", "logs", job, "--attempt", "2")
-    fails(c, 5, "not built", "logs", job, "--node", "n1")
+    assert c.ok("logs", job, "--node", "n1") == "".join(f"rank 0: {line}\n" for line in text.splitlines())
+    assert c.ok("logs", job, "--since", "1h") == text and c.ok("logs", job, "--since", "2020-01-01T00:00:00Z") == text
+    assert c.ok("logs", job, "--since", "2099-01-01T00:00:00.5") == ""
+    fails(c, 4, "no rank of attempt 1", "logs", job, "--node", "n9")
+    fails(c, 2, "not both", "logs", job, "--node", "n1", "--rank", "1")
+    fails(c, 2, "not both", "logs", job, "--tail", "1", "--since", "1m")
+    fails(c, 2, "'yesterday'", "logs", job, "--since", "yesterday")
 
 
 @shared
@@ -308,6 +314,19 @@ def test_logs_follow_across_a_restart(c):
     first, second = c.ok("logs", f"{job}.1"), c.ok("logs", f"{job}.2")
     assert out == first + second, "the follow shows both attempts whole"
     assert "step 1/150" in first and "step 150/150" in second, second
+    # An attempt is honoured where rows of several lie side by side.
+    rows = c.json("metrics", job)["metrics"]
+    for attempt in (1, 2):
+        of = c.json("metrics", f"{job}.{attempt}")["metrics"]
+        assert of and of == [r for r in rows if r["attempt"] == attempt], (attempt, of[:2])
+    assert {r["attempt"] for r in rows} == {1, 2}
+    assert c.ok("metrics", f"{job}.1", "-f").count("\n") == len([r for r in rows if r["attempt"] == 1])
+    fails(c, 4, "no attempt 3", "metrics", f"{job}.3")
+    kept = c.json("ckpt", "ls", job, "-a")["checkpoints"]
+    for attempt in (1, 2):
+        of = c.json("ckpt", "ls", f"{job}.{attempt}", "-a")["checkpoints"]
+        assert of and of == [k for k in kept if k["attempt"] == attempt], (attempt, of)
+    fails(c, 4, "no attempt 3", "ckpt", "ls", f"{job}.3")
 
 
 @shared

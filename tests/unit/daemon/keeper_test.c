@@ -21,6 +21,7 @@
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "daemon/keeper.h"
@@ -787,6 +788,44 @@ static void test_missing_log_is_empty(void **state)
     buffer_free(&out);
 }
 
+static void test_since(void **state)
+{
+    struct fixture *f = *state;
+    static const int64_t s = NS_PER_S;
+    const struct keeper_log_mark marks[] = {{1000 * s, 0, s}, {1010 * s, 100, s}, {2000 * s, 300, 500 * s}};
+    static const struct {
+        double wall_s;
+        int64_t pos;
+    } cases[] = {{0, 0}, {1000.5, 0}, {1001, 100}, {1010.9, 100}, {1500, 300}, {2499, 300}, {2500, -1}, {9e8, -1}};
+    char path[PATH_MAX];
+    uint8_t file[sizeof marks + 7] = {0}; /* the last mark is being written */
+    assert_int_equal(keeper_log_since(f->dir, 0, 5 * s), 0);
+    memcpy(file, marks, sizeof marks);
+    assert_int_equal(rank_file_path(path, sizeof path, f->dir, 0, "log.times", NULL), 0);
+    assert_int_equal(fs_write_atomic(path, file, sizeof file, 0644, NULL), 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_int_equal(keeper_log_since(f->dir, 0, (int64_t)(cases[i].wall_s * (double)s)), cases[i].pos);
+}
+
+/* What is written lies behind a mark of its time. */
+static void test_times_are_kept(void **state)
+{
+    struct fixture *f = *state;
+    struct keeper_logs *logs;
+    struct keeper_log *log;
+    int64_t before = clock_wall_ns();
+    assert_int_equal(keeper_logs_create(NULL, &logs, NULL), 0);
+    assert_int_equal(keeper_log_add(logs, f->dir, 0, 0, &log, NULL), 0);
+    keeper_log_feed(log, "first\n", 6);
+    struct timespec pause = {.tv_sec = 1, .tv_nsec = 100000000};
+    nanosleep(&pause, NULL);
+    keeper_log_feed(log, "second\n", 7);
+    assert_true(keeper_logs_destroy(logs, WAIT_MS));
+    assert_int_equal(keeper_log_since(f->dir, 0, before), 0);
+    assert_int_equal(keeper_log_since(f->dir, 0, clock_wall_ns()), 6);
+    assert_int_equal(keeper_log_since(f->dir, 0, clock_wall_ns() + 2 * NS_PER_S), -1);
+}
+
 int main(int argc, char **argv)
 {
     const char *what = getenv("KEEPER_TEST");
@@ -820,6 +859,8 @@ int main(int argc, char **argv)
         TEST(test_standing_disk_never_blocks),
         TEST(test_full_disk_drops_and_says_so),
         TEST(test_missing_log_is_empty),
+        TEST(test_since),
+        TEST(test_times_are_kept),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
