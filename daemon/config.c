@@ -32,6 +32,9 @@ static const struct range boostd_ranges[] = {
     {"kill_confirm_ms", 100, 3600000},
     {"fair_share_half_life_s", 0, 31536000},
     {"preempt_gap", 1, 100},
+    {"user_running_jobs", 0, 1000000},
+    {"user_devices", 0, 1000000},
+    {"user_queued_jobs", 0, 100000000},
 };
 static const struct range agent_ranges[] = {
     {"cpu_slots", 0, 65536},
@@ -117,6 +120,20 @@ static ProtobufCMessage *load(const ProtobufCMessageDescriptor *type, const char
     return reflect_fill_defaults(m, a, err) ? NULL : m;
 }
 
+static int check_user_limits(const Boost__BoostdConfig *c, struct error *err)
+{
+    for (size_t i = 0; i < c->n_user_limit; i++) {
+        const Boost__UserLimit *x = c->user_limit[i];
+        const char *user = x->user ? x->user : "";
+        if (*user && x->running_jobs >= 0 && x->devices >= 0 && x->queued_jobs >= 0)
+            continue;
+        error_set(err, ERR_INVALID, "configuration: user_limit[%zu] %s", i,
+                  *user ? "has a limit below 0" : "names no user");
+        return error_hint(err, "write user_limit { user: \"ann\" devices: 16 }; 0 is no limit");
+    }
+    return ERR_OK;
+}
+
 int config_load_boostd(const char *path, const char *fallback, const char *const *sets, size_t n, struct arena *a,
                        Boost__BoostdConfig **out, struct error *err)
 {
@@ -136,6 +153,8 @@ int config_load_boostd(const char *path, const char *fallback, const char *const
         rc = below("backoff_min_ms", c->backoff_min_ms, "backoff_max_ms", c->backoff_max_ms, err);
     if (!rc)
         rc = log_level_by_name(c->log_level, &level, err);
+    if (!rc)
+        rc = check_user_limits(c, err);
     if (!rc && !*c->state_dir)
         rc = error_set(err, ERR_INVALID, "configuration: state_dir is empty");
     *out = c;

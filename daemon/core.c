@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "daemon/core_internal.h"
+#include "proto/reflect.h"
 
 /* ---- time, log ------------------------------------------------------------------- */
 
@@ -104,6 +105,11 @@ int core_create(const Boost__BoostdConfig *config, const struct core_store *stor
     c->backoff_max_ns = config->backoff_max_ms * NS_PER_MS;
     c->rendezvous_ns = config->rendezvous_timeout_ms * NS_PER_MS;
     c->kill_confirm_ns = config->kill_confirm_ms * NS_PER_MS;
+    c->config = (Boost__BoostdConfig *)reflect_clone(&config->base);
+    if (!c->config) {
+        error_set(err, ERR_NOMEM, "out of memory");
+        goto out;
+    }
     c->half_life_ns = config->fair_share_half_life_s * NS_PER_S;
     c->backfill = config->backfill;
     c->preempt = config->preempt;
@@ -179,6 +185,8 @@ void core_destroy(struct core *c)
         node_free(n);
     }
     kv_free(c->kv);
+    if (c->config)
+        boost__boostd_config__free_unpacked(c->config, NULL);
     free(c);
 }
 

@@ -283,5 +283,6 @@ int core_load(struct core *c, struct error *err)
     c->next_event_id = s->max_event_id(s->arg) + 1;
     for (int i = 0; i < c->n_jobs; i++)
         adopt(c, c->jobs[i]);
+    depend_ended(c);
     return ERR_OK;
 }

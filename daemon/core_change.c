@@ -376,8 +376,12 @@ static void job_act(struct core *c, struct job *job)
     if (a && a->close_due && checkpoints_open(job, a) == 1) /* the manifests' time begins now */
         attempt_close_anew(c, a);
     c->work = c->work || job->working.in;
-    if (job->pending.in)
+    if (job->pending.in && !depend_hold(c, job))
         queue_settled(c, job);
+    if (job_state_terminal(job->state) && c->dependent.head) { /* they may have waited for its end */
+        depend_ended(c);
+        c->schedule = true;
+    }
 }
 
 static void change_done(void *arg, int rc, const struct error *err)

@@ -200,6 +200,8 @@ static int release(struct core *c, struct job *job, const char *actor, struct co
         return refused(job, "only a held job can be released", NULL, err);
     job->stuck_attempts = 0;
     job->backoff_count = 0;
+    if (job->reason == REASON(Dependency))
+        depend_waive(c, job);
     job_reason(job, REASON(NONE), "%s", "");
     add_event(c, job, job->n_attempts, NULL, actor, "released", "released, to be queued");
     job_fire(c, job, EV_RELEASE);

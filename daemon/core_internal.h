@@ -137,7 +137,10 @@ struct share {
     uint32_t uid;
     double used;     /* device-seconds, decayed to `used_at` (mono) */
     int64_t used_at;
-    int devices, running; /* held, by so many jobs; as of the last picture */
+    int devices, running; /* held, by so many jobs; as of the last picture and what was placed since */
+    int waiting;          /* jobs QUEUED or HELD */
+    bool limits_known;
+    int max_running, max_devices, max_queued; /* 0: none */
     struct job_list queue[PRIORITIES]; /* by id */
     uint64_t some[2];                  /* queues that are not empty */
 };
@@ -154,11 +157,12 @@ struct core {
     int64_t half_life_ns; /* 0: no fair share */
     bool backfill, preempt;
     int preempt_gap;
+    Boost__BoostdConfig *config; /* a copy */
     int64_t up_since; /* mono */
 
     struct job **jobs; /* by id, ascending */
     int n_jobs, cap_jobs;
-    struct job_list active, working;
+    struct job_list active, working, dependent;
     struct share **shares; /* by uid */
     int n_shares;
     int n_pending[SCHED_POOLS];
@@ -231,6 +235,7 @@ void list_remove(struct job_list *list, struct job *job, struct job_link *(*link
 struct job_link *link_active(struct job *job);
 struct job_link *link_pending(struct job *job);
 struct job_link *link_working(struct job *job);
+struct job_link *link_dependent(struct job *job);
 MUST_USE int core_add_job(struct core *c, struct job *job); /* ids ascending */
 void core_forget_job(struct core *c, struct job *job);      /* never became durable */
 /* Puts the job into or takes it out of the scheduler's list, as its state says. */
@@ -347,6 +352,21 @@ void share_add_past(struct core *c, struct job *job);
 void shares_advance(struct core *c);
 /* Who has used less goes first; to whole device-seconds, so that equals are equal. */
 double share_key(const struct core *c, const struct share *s);
+
+/* ---- core_depend.c: other jobs and limits --------------------------------------------- */
+
+enum depend { DEPEND_MET, DEPEND_WAITS, DEPEND_NEVER };
+/* text NULL, or gets what it waits for. */
+enum depend job_depends(struct core *c, const struct job *job, char *text, size_t cap);
+MUST_USE int depend_check(struct core *c, const Boost__JobSpec *spec, struct error *err); /* jobs that are not there */
+bool depend_hold(struct core *c, struct job *job);   /* holds it when they can never be met; whether it did */
+void depend_ended(struct core *c);                   /* some job has ended: holds those that waited in vain */
+void depend_waive(struct core *c, struct job *job);  /* drops those that can never be met */
+/* Whether its user has all that is allowed; text NULL, or gets which limit it is. */
+bool limit_keeps(struct core *c, const struct job *job, char *text, size_t cap);
+/* Whether so many more jobs like that may be taken. */
+MUST_USE int limit_check(struct core *c, uint32_t uid, const char *user, const Boost__JobSpec *resolved, int jobs,
+                         struct error *err);
 
 /* ---- core_queue.c: who waits, in which order, and the scheduling pass ------------------- */
 

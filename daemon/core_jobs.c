@@ -25,6 +25,11 @@ struct job_link *link_working(struct job *job)
     return &job->working;
 }
 
+struct job_link *link_dependent(struct job *job)
+{
+    return &job->dependent;
+}
+
 void list_add(struct job_list *list, struct job *job, struct job_link *(*link)(struct job *))
 {
     struct job_link *l = link(job);
@@ -50,6 +55,11 @@ void list_remove(struct job_list *list, struct job *job, struct job_link *(*link
     *l = (struct job_link){.in = false};
 }
 
+static bool waits(Boost__JobState__Value s)
+{
+    return s == STATE(QUEUED) || s == STATE(HELD);
+}
+
 int core_add_job(struct core *c, struct job *job)
 {
     job->share = share_of(c, job->uid);
@@ -64,6 +74,7 @@ int core_add_job(struct core *c, struct job *job)
         c->cap_jobs = cap;
     }
     c->jobs[c->n_jobs++] = job;
+    job->share->waiting += waits(job->state);
     if (!job_state_terminal(job->state))
         list_add(&c->active, job, link_active);
     return ERR_OK;
@@ -73,6 +84,7 @@ void core_forget_job(struct core *c, struct job *job)
 {
     list_remove(&c->active, job, link_active);
     queue_remove(c, job);
+    job->share->waiting -= waits(job->state);
     list_remove(&c->working, job, link_working);
     for (int i = 0; i < c->n_jobs; i++) {
         if (c->jobs[i] == job) {
@@ -167,6 +179,7 @@ bool job_fire(struct core *c, struct job *job, enum job_event event)
         job->run_s = job_elapsed_s(c, job);
     if (t.actions & ACT_CLOSE_ATTEMPT)
         attempt_close(c, job);
+    job->share->waiting += waits(t.next) - waits(job->state);
     job->state = t.next;
     if (t.next != STATE(STOPPING))
         job->stop_target = 0;

@@ -43,6 +43,8 @@ void queue_add(struct core *c, struct job *job)
     list_add(&job->share->queue[p], job, link_pending);
     job->share->some[p / 64] |= UINT64_C(1) << (p % 64);
     c->n_pending[spec_pool(job->resolved)]++;
+    if (job->resolved->n_after && !job->started_ns)
+        list_add(&c->dependent, job, link_dependent);
 }
 
 void queue_remove(struct core *c, struct job *job)
@@ -54,6 +56,7 @@ void queue_remove(struct core *c, struct job *job)
     if (!job->share->queue[p].head)
         job->share->some[p / 64] &= ~(UINT64_C(1) << (p % 64));
     c->n_pending[spec_pool(job->resolved)]--;
+    list_remove(&c->dependent, job, link_dependent);
 }
 
 /* The first job of the user in a queue below `priority`, or NULL. */
@@ -234,7 +237,7 @@ static int runner_index(struct core *c, struct picture *p, struct job *job)
     p->running[p->n_runners] = job;
     job->picture = c->pictures;
     job->runner = p->n_runners;
-    job->share->running++;
+    job->share->running += !job->pending.in || job->starting;
     return p->n_runners++;
 }
 
@@ -269,8 +272,9 @@ static bool add_holdings(struct core *c, struct picture *p, int i)
         s->free_mib -= mib;
         for (int pool = 0; exclusive && pool < SCHED_POOLS; pool++)
             s->free[pool] = 0;
-        job->share->devices += h->slots;
-        if (job->pending.in && !job->starting) { /* attempt k+1 does not go where attempt k is not confirmed dead */
+        bool old = job->pending.in && !job->starting; /* of an attempt before the one that it waits for */
+        job->share->devices += old ? 0 : h->slots;
+        if (old) { /* attempt k+1 does not go where attempt k is not confirmed dead */
             if (!room((void **)&p->avoided, p->n_avoided, &p->cap_avoided, sizeof *p->avoided))
                 return false;
             p->avoided[p->n_avoided++] = (struct avoided){job->id, i};
@@ -409,19 +413,34 @@ static struct sched_request request_of_job(struct core *c, const struct picture 
 
 /* ---- the pass ---------------------------------------------------------------------------- */
 
+static void kept(struct sched_answer *out, Boost__Reason__Value reason)
+{
+    if (out)
+        *out = (struct sched_answer){.verdict = SCHED_WAIT, .reason = reason};
+}
+
 /* What keeps a job from being looked at at all, apart from devices; *out gets it in words when not NULL. */
 static bool is_kept(struct core *c, const struct job *job, struct sched_answer *out)
 {
+    struct sched_answer answer;
+    char *text = out ? answer.text : NULL;
     if (job->start_retry_due > now_mono(c)) {
         due_at(c, job->start_retry_due);
-        if (out) {
-            *out = (struct sched_answer){.verdict = SCHED_WAIT, .reason = REASON(Backoff)};
+        kept(out, REASON(Backoff));
+        if (out)
             snprintf(out->text, sizeof out->text, "%.200s",
                      job->start_trouble && *job->start_trouble ? job->start_trouble : "tried again soon");
-        }
         return true;
     }
-    return false;
+    if (job_depends(c, job, text, sizeof answer.text) != DEPEND_MET)
+        kept(out, REASON(Dependency));
+    else if (limit_keeps(c, job, text, sizeof answer.text))
+        kept(out, REASON(UserLimit));
+    else
+        return false;
+    if (out)
+        memcpy(out->text, answer.text, sizeof out->text);
+    return true;
 }
 
 /* Asks those to go that have to, so that the head finds its devices. */
@@ -473,6 +492,8 @@ static int try_job(struct core *c, struct picture *p, struct job *job)
         for (int i = 0; i < r.nodes; i++)
             nodes[i] = p->of[index[i]];
         given = r.nodes * r.devices_per_node;
+        job->share->devices += given;
+        job->share->running++;
         start_begin(c, job, nodes);
         nodes = NULL;
     } else if (v == SCHED_WAIT && sched_failed(p->sched)) {
@@ -516,7 +537,8 @@ void schedule_pass(struct core *c)
         struct job *after = job->pending.next;
         int priority = job->queued_priority, given = 0;
         /* One that is not durable yet asks again when it is. */
-        if (!job->starting && !job->unsettled && !pool_done(c, p, spec_pool(job->resolved)) && !is_kept(c, job, NULL))
+        if (!job->starting && !job->unsettled && !pool_done(c, p, spec_pool(job->resolved)) &&
+            !is_kept(c, job, NULL))
             given = try_job(c, p, job);
         turns_next(c, &t, priority, after, given);
         job = turns_job(&t);
@@ -535,6 +557,8 @@ void queue_settled(struct core *c, struct job *job)
         c->schedule = true;
         return;
     }
+    if (is_kept(c, job, NULL))
+        return;
     struct turn a = {first->share, (struct job *)(uintptr_t)first, share_key(c, first->share)};
     struct turn b = {job->share, job, share_key(c, job->share)};
     struct sched_answer answer;

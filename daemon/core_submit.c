@@ -233,6 +233,10 @@ void core_submit(struct core *c, const Boost__JobSpec *spec, const struct core_u
     *s = (struct submit){.uid = user->uid, .gid = user->gid, .hold = hold, .reply = reply, .arg = arg};
     s->user = strdup(user->name ? user->name : "?");
     int rc = spec_resolve(c, spec, user->uid, &s->resolved, &err);
+    if (!rc)
+        rc = depend_check(c, spec, &err);
+    if (!rc)
+        rc = limit_check(c, user->uid, s->user ? s->user : "?", s->resolved, 1, &err);
     if (!rc && c->store.health(c->store.arg, &err)) {
         rc = (int)err.code;
         error_context(&err, "the job is not taken");
@@ -260,6 +264,11 @@ int core_dry_run(struct core *c, const Boost__JobSpec *spec, const struct core_u
     *reason = "";
     *would_wait = false;
     int rc = spec_resolve(c, spec, user->uid, resolved, err);
+    if (!rc && ((rc = depend_check(c, spec, err)) ||
+                (rc = limit_check(c, user->uid, user->name ? user->name : "?", *resolved, 1, err)))) {
+        boost__job_spec__free_unpacked(*resolved, NULL);
+        *resolved = NULL;
+    }
     if (!rc && !*resolved)
         rc = error_set(err, ERR_INTERNAL, "the job was not resolved");
     if (rc)

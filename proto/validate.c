@@ -8,6 +8,7 @@
 
 #include "proto/base/number.h"
 #include "proto/constraint.h"
+#include "proto/dependency.h"
 #include "proto/nodelist.h"
 #include "proto/reflect.h"
 
@@ -337,12 +338,12 @@ static void check_names(struct faults *all, const Boost__JobSpec *spec)
     }
     for (size_t i = 0; i < spec->n_after; i++) {
         const char *id = spec->after[i];
-        bool ok = strncmp(id, "afterok:", 8) == 0 && id[8] >= '1' && id[8] <= '9' && strlen(id + 8) <= 18 &&
-                  strspn(id + 8, "0123456789") == strlen(id + 8);
+        enum dependency_kind kind;
+        int64_t job;
         printable(id, shown, sizeof shown);
-        if (!ok)
+        if (!dependency_parse(id, &kind, &job))
             fault(all, "write after: \"afterok:17\" to wait until job 17 has COMPLETED",
-                  "after[%zu] = '%s' is not a dependency (afterok:<job>)", i, shown);
+                  "after[%zu] = '%s' is not a dependency (after, afterany, afterok or afternotok:<job>)", i, shown);
     }
 }
 

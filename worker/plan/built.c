@@ -122,7 +122,7 @@ const struct built_rule built_rules[] = {
     {"priority", BUILT_ANY, 0, NULL},
     {"time_limit_s", BUILT_ANY, 0, NULL},
     {"stop_grace_s", BUILT_ANY, 0, NULL},
-    {"after", BUILT_EMPTY, 0, "dependencies between jobs"},
+    {"after", BUILT_ANY, 0, NULL},
     {"label.key", BUILT_ANY, 0, NULL},
     {"label.value", BUILT_ANY, 0, NULL},
     {"workdir", BUILT_ANY, 0, NULL},
