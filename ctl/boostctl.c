@@ -28,6 +28,8 @@ static const struct verb verbs[] = {
     {"release", verb_control, "let held jobs run"},
     {"checkpoint", verb_control, "write a checkpoint now"},
     {"restart", verb_restart, "go on in a new attempt, with changes; after its end, as a new job"},
+    {"update", verb_update, "change a job's priority or time limit"},
+    {"usage", verb_usage, "device time of each user"},
     {"ckpt", verb_ckpt, "checkpoints of a job: ckpt ls JOB"},
     {"node", verb_node, "nodes: ls, show, cordon, drain, resume"},
     {"validate", verb_validate, "check a job file without a controller"},
@@ -39,7 +41,7 @@ static const struct verb verbs[] = {
 };
 
 /* Named in the contract and not built yet: told apart from a typing error. */
-static const char *const later[] = {"update", "top", "usage", "data", "sample", "config", "eval", "completion"};
+static const char *const later[] = {"top", "data", "sample", "config", "eval", "completion"};
 
 static void print_help(void)
 {

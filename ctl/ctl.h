@@ -83,6 +83,11 @@ struct ctl_ref ctl_split_ref(char *text);
 /* A JobRef in `arena`. */
 Boost__JobRef *ctl_ref(struct arena *arena, const char *text);
 
+/* The caller's name, or uid where there is none; static. */
+const char *ctl_own_name(void);
+/* Each job of a ControlReply gets its line; the first failure decides the exit code. */
+int ctl_print_results(struct ctl *ctl, const Boost__ControlReply *r);
+
 struct job_file;
 struct option_list;
 /* Reads a job file (ctl_files.c) and applies --set; format NULL: by content. jobfile_free() after failure too. */
@@ -101,6 +106,8 @@ int verb_ckpt(struct ctl *ctl, int argc, char **argv);
 int verb_control(struct ctl *ctl, int argc, char **argv); /* cancel hold release checkpoint */
 int verb_stacks(struct ctl *ctl, int argc, char **argv);
 int verb_restart(struct ctl *ctl, int argc, char **argv);
+int verb_update(struct ctl *ctl, int argc, char **argv);
+int verb_usage(struct ctl *ctl, int argc, char **argv);
 int verb_wait(struct ctl *ctl, int argc, char **argv);
 int verb_node(struct ctl *ctl, int argc, char **argv);
 int verb_validate(struct ctl *ctl, int argc, char **argv);

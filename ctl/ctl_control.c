@@ -19,8 +19,7 @@ static const struct {
     {"checkpoint", BOOST__CONTROL_REQUEST__VERB__CHECKPOINT},
 };
 
-/* Each job gets its line; the first failure decides the exit code. */
-static int print_results(struct ctl *ctl, const Boost__ControlReply *r)
+int ctl_print_results(struct ctl *ctl, const Boost__ControlReply *r)
 {
     int code = EXIT_OK;
     json_t *list = json_array();
@@ -110,7 +109,7 @@ int verb_control(struct ctl *ctl, int argc, char **argv)
         error_set(&err, ERR_PROTOCOL, "boostd answered %s with something else", name);
         reply = NULL;
     }
-    int code = reply ? print_results(ctl, reply->control) : ctl_fail(&err);
+    int code = reply ? ctl_print_results(ctl, reply->control) : ctl_fail(&err);
     arena_free(&arena);
     return code;
 }

@@ -191,8 +191,7 @@ static bool fill_states(const char *text, Boost__ListRequest *list, Boost__JobSt
     return true;
 }
 
-/* A user without a name is known by the number. */
-static const char *own_name(void)
+const char *ctl_own_name(void)
 {
     static char number[16];
     struct passwd *pw = getpwuid(getuid());
@@ -258,7 +257,7 @@ int verb_status(struct ctl *ctl, int argc, char **argv)
     }
     list.has_all = true;
     list.all = o.all || o.since || o.states;
-    list.user = (char *)(uintptr_t)(o.me ? own_name() : o.user);
+    list.user = (char *)(uintptr_t)(o.me ? ctl_own_name() : o.user);
     if (o.states && !fill_states(o.states, &list, states))
         goto out;
     if (o.limit) {

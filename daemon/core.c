@@ -110,6 +110,9 @@ int core_create(const Boost__BoostdConfig *config, const struct core_store *stor
         error_set(err, ERR_NOMEM, "out of memory");
         goto out;
     }
+    c->user_running_jobs = config->user_running_jobs;
+    c->user_devices = config->user_devices;
+    c->user_queued_jobs = config->user_queued_jobs;
     c->half_life_ns = config->fair_share_half_life_s * NS_PER_S;
     c->backfill = config->backfill;
     c->preempt = config->preempt;

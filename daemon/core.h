@@ -124,6 +124,9 @@ void core_node_control(struct core *c, Boost__NodeControlRequest__Verb verb, con
  * goes on from there; the devices are free when it has stopped. What the scheduler calls: committed with the
  * caller's change, else by the next core_run(). True: it stops, whoever asked; false: it has no attempt to stop. */
 bool core_preempt(struct core *c, struct job *victim, const struct job *for_job);
+/* Changes priority or time limit of a job that has not ended; as core_control. */
+void core_update(struct core *c, const Boost__UpdateRequest *what, int64_t job, const struct core_user *user,
+                 void (*reply)(void *arg, int rc, const struct error *err, const char *text), void *arg);
 /* "17", "17.2", a name, a unique prefix of names; ERR_NOT_FOUND, or ERR_AMBIGUOUS listing the candidates. */
 MUST_USE int core_find_job(struct core *c, const char *ref, struct job **out, struct error *err);
 
@@ -139,6 +142,8 @@ Boost__ShowReply *core_show(struct core *c, const struct job *job, struct arena 
 Boost__CheckpointsReply *core_checkpoints(struct core *c, const struct job *job, struct arena *arena);
 Boost__NodesReply *core_nodes(struct core *c, struct arena *arena);
 Boost__Totals *core_totals(struct core *c, struct arena *arena);
+/* Device-seconds of each user since then, most first; user NULL or "": all, else a name or uid. */
+Boost__UsageReply *core_usage(struct core *c, const char *user, int64_t since_wall_ns, struct arena *arena);
 
 /* A rank's log, wherever it is: asks the node's agent (Task ReadLog), or gives what the controller kept of a
  * lost node (at most 64 KiB) with `note`. */

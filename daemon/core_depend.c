@@ -106,9 +106,9 @@ static const struct share *limits_of(struct core *c, struct share *s, const char
         return s;
     snprintf(number, sizeof number, "%u", (unsigned)s->uid);
     s->limits_known = true;
-    s->max_running = c->config->user_running_jobs;
-    s->max_devices = c->config->user_devices;
-    s->max_queued = c->config->user_queued_jobs;
+    s->max_running = c->user_running_jobs;
+    s->max_devices = c->user_devices;
+    s->max_queued = c->user_queued_jobs;
     for (size_t i = 0; i < c->config->n_user_limit; i++) {
         const Boost__UserLimit *x = c->config->user_limit[i];
         if (!x->user || (strcmp(x->user, number) != 0 && (!user || strcmp(x->user, user) != 0)))

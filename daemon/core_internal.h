@@ -157,7 +157,8 @@ struct core {
     int64_t half_life_ns; /* 0: no fair share */
     bool backfill, preempt;
     int preempt_gap;
-    Boost__BoostdConfig *config; /* a copy */
+    int user_running_jobs, user_devices, user_queued_jobs; /* 0: no limit */
+    Boost__BoostdConfig *config;                           /* a copy, for its lists */
     int64_t up_since; /* mono */
 
     struct job **jobs; /* by id, ascending */

@@ -2,6 +2,7 @@
  * While the controller runs they are summed up by the monotonic clock from the devices held; at its start they come
  * from the attempts' own times. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -88,4 +89,76 @@ void shares_advance(struct core *c)
 double share_key(const struct core *c, const struct share *s)
 {
     return c->half_life_ns ? floor(s->used) : 0;
+}
+
+/* ---- usage --------------------------------------------------------------------------------- */
+
+/* Seconds of the attempt behind `since`. */
+static double seconds_since(const struct attempt *a, int64_t since, int64_t now)
+{
+    int64_t from = a->start_ns > since ? a->start_ns : since, to = a->end_ns ? a->end_ns : now;
+    return to > from ? (double)(to - from) / (double)NS_PER_S : 0;
+}
+
+static void add_job(Boost__UsageRow *row, const struct job *job, int64_t since, int64_t now)
+{
+    double sum = 0;
+    for (int i = 0; i < job->n_attempts; i++)
+        sum += job->attempts[i]->world * seconds_since(job->attempts[i], since, now);
+    row->jobs += sum > 0;
+    row->device_seconds += sum;
+    row->gpu_seconds += spec_pool(job->resolved) == SCHED_GPU ? sum : 0;
+    const struct attempt *live = job_live_attempt(job);
+    row->devices += live ? live->world : 0;
+    row->running += live != NULL;
+}
+
+static bool is_meant(const Boost__UsageRow *row, const char *user)
+{
+    char number[16];
+    snprintf(number, sizeof number, "%u", (unsigned)row->uid);
+    return !user || !*user || strcmp(user, number) == 0 || (row->user && strcmp(user, row->user) == 0);
+}
+
+static int most_first(const void *x, const void *y)
+{
+    const Boost__UsageRow *a = *(Boost__UsageRow *const *)x, *b = *(Boost__UsageRow *const *)y;
+    if (a->device_seconds > b->device_seconds || a->device_seconds < b->device_seconds)
+        return a->device_seconds > b->device_seconds ? -1 : 1;
+    return (a->uid > b->uid) - (a->uid < b->uid);
+}
+
+Boost__UsageReply *core_usage(struct core *c, const char *user, int64_t since_wall_ns, struct arena *arena)
+{
+    size_t n = (size_t)c->n_shares;
+    int64_t now = now_wall(c);
+    Boost__UsageReply *r = arena_alloc(arena, sizeof *r);
+    Boost__UsageRow *rows = arena_alloc(arena, (n + 1) * sizeof *rows);
+    if (!r || !rows)
+        return NULL;
+    boost__usage_reply__init(r);
+    r->rows = arena_alloc(arena, (n + 1) * sizeof *r->rows);
+    if (!r->rows)
+        return NULL;
+    shares_advance(c);
+    for (size_t i = 0; i < n; i++) {
+        boost__usage_row__init(&rows[i]);
+        rows[i].has_uid = rows[i].has_jobs = rows[i].has_device_seconds = rows[i].has_gpu_seconds = 1;
+        rows[i].has_devices = rows[i].has_running = rows[i].has_queued = 1;
+        rows[i].uid = c->shares[i]->uid;
+        rows[i].queued = c->shares[i]->waiting;
+        rows[i].has_recent = c->half_life_ns > 0;
+        rows[i].recent = c->shares[i]->used;
+    }
+    for (int i = 0; i < c->n_jobs; i++) {
+        const struct job *job = c->jobs[i];
+        Boost__UsageRow *row = &rows[place_of(c, job->uid)];
+        row->user = job->user; /* as it was called last */
+        add_job(row, job, since_wall_ns, now);
+    }
+    for (size_t i = 0; i < n; i++)
+        if (is_meant(&rows[i], user) && (rows[i].jobs || rows[i].queued))
+            r->rows[r->n_rows++] = &rows[i];
+    qsort(r->rows, r->n_rows, sizeof *r->rows, most_first);
+    return r;
 }

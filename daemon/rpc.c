@@ -282,6 +282,12 @@ static void dispatch(struct rpc_call *call)
     case BOOST__REQUEST__BODY_RESTART:
         rpc_restart(call, r->restart);
         return;
+    case BOOST__REQUEST__BODY_UPDATE:
+        rpc_update(call, r->update);
+        return;
+    case BOOST__REQUEST__BODY_USAGE:
+        rpc_usage(call, r->usage);
+        return;
     case BOOST__REQUEST__BODY_PING:
         rpc_ping(call);
         return;

@@ -80,6 +80,7 @@ void rpc_show(struct rpc_call *call, const Boost__ShowRequest *request);
 void rpc_checkpoints(struct rpc_call *call, const Boost__CheckpointsRequest *request);
 void rpc_nodes(struct rpc_call *call);
 void rpc_ping(struct rpc_call *call);
+void rpc_usage(struct rpc_call *call, const Boost__UsageRequest *request);
 void rpc_stacks(struct rpc_call *call, const Boost__StacksRequest *request);
 /* An event row of the store in wire form; false when memory is out. */
 bool rpc_event(struct arena *a, const struct store_event *row, Boost__Event **out);
@@ -87,6 +88,7 @@ bool rpc_event(struct arena *a, const struct store_event *row, Boost__Event **ou
 void rpc_submit(struct rpc_call *call, const Boost__SubmitRequest *request);
 void rpc_control(struct rpc_call *call, const Boost__ControlRequest *request);
 void rpc_restart(struct rpc_call *call, const Boost__RestartRequest *request);
+void rpc_update(struct rpc_call *call, const Boost__UpdateRequest *request);
 void rpc_node_control(struct rpc_call *call, const Boost__NodeControlRequest *request);
 /* rpc_follow.c */
 void rpc_events(struct rpc_call *call, const Boost__EventsRequest *request);

@@ -146,6 +146,15 @@ static Boost__ControlReply *make_results(struct arena *a, size_t n, struct contr
     return reply;
 }
 
+static int check_refs(size_t n, struct error *err)
+{
+    if (!n)
+        return error_set(err, ERR_INVALID, "the request names no job");
+    if (n > RPC_MAX_REFS)
+        return error_set(err, ERR_INVALID, "the request names %zu jobs, the limit is %d", n, RPC_MAX_REFS);
+    return ERR_OK;
+}
+
 static int check_control(const Boost__ControlRequest *request, struct error *err)
 {
     if (!request->has_verb)
@@ -153,31 +162,24 @@ static int check_control(const Boost__ControlRequest *request, struct error *err
     if (request->verb < BOOST__CONTROL_REQUEST__VERB__CANCEL ||
         request->verb > BOOST__CONTROL_REQUEST__VERB__CHECKPOINT)
         return error_set(err, ERR_UNSUPPORTED, "boostd does not know the control verb %d", (int)request->verb);
-    if (!request->n_jobs)
-        return error_set(err, ERR_INVALID, "the request names no job");
-    if (request->n_jobs > RPC_MAX_REFS)
-        return error_set(err, ERR_INVALID, "the request names %zu jobs, the limit is %d", request->n_jobs,
-                         RPC_MAX_REFS);
-    return ERR_OK;
+    return check_refs(request->n_jobs, err);
 }
 
-void rpc_control(struct rpc_call *call, const Boost__ControlRequest *request)
+/* Starts the change on every job that is named; the answer goes out when all are done. */
+static void each_job(struct rpc_call *call, Boost__JobRef *const *refs, size_t n,
+                     void (*start)(struct control_item *item, int64_t job))
 {
     struct error err;
-    if (check_control(request, &err)) {
-        call_fail(call, &err);
-        return;
-    }
     struct control_item *items;
-    call->results = make_results(&call->arena, request->n_jobs, &items);
+    call->results = make_results(&call->arena, n, &items);
     if (!call->results) {
         call_fail_nomem(call);
         return;
     }
-    call->left = request->n_jobs + 1; /* one for this loop: answers may come inside it */
-    for (size_t i = 0; i < request->n_jobs; i++) {
+    call->left = n + 1; /* one for this loop: answers may come inside it */
+    for (size_t i = 0; i < n; i++) {
         Boost__ControlResult *result = call->results->results[i];
-        const char *text = request->jobs[i]->text;
+        const char *text = refs[i]->text;
         items[i] = (struct control_item){.call = call, .result = result};
         result->ref = (char *)(text ? text : "");
         struct job *job = NULL;
@@ -188,9 +190,38 @@ void rpc_control(struct rpc_call *call, const Boost__ControlRequest *request)
         }
         result->has_job = 1;
         result->job = job->id;
-        core_control(call->rpc->core, request->verb, job->id, request->now, &call->user, controlled, &items[i]);
+        start(&items[i], job->id);
     }
     one_done(call);
+}
+
+static void start_control(struct control_item *item, int64_t job)
+{
+    const Boost__ControlRequest *r = item->call->request->control;
+    core_control(item->call->rpc->core, r->verb, job, r->now, &item->call->user, controlled, item);
+}
+
+void rpc_control(struct rpc_call *call, const Boost__ControlRequest *request)
+{
+    struct error err;
+    if (check_control(request, &err))
+        call_fail(call, &err);
+    else
+        each_job(call, request->jobs, request->n_jobs, start_control);
+}
+
+static void start_update(struct control_item *item, int64_t job)
+{
+    core_update(item->call->rpc->core, item->call->request->update, job, &item->call->user, controlled, item);
+}
+
+void rpc_update(struct rpc_call *call, const Boost__UpdateRequest *request)
+{
+    struct error err;
+    if (check_refs(request->n_jobs, &err))
+        call_fail(call, &err);
+    else
+        each_job(call, request->jobs, request->n_jobs, start_update);
 }
 
 /* ---- restart ----------------------------------------------------------------- */

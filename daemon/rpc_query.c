@@ -274,6 +274,17 @@ static char *health_text(struct arena *a, int rc, const struct error *err)
     return arena_printf(a, "%s%s%s%s", err->message, *err->hint ? " (" : "", err->hint, *err->hint ? ")" : "");
 }
 
+void rpc_usage(struct rpc_call *call, const Boost__UsageRequest *request)
+{
+    Boost__Reply reply = BOOST__REPLY__INIT;
+    reply.body_case = BOOST__REPLY__BODY_USAGE;
+    reply.usage = core_usage(call->rpc->core, request->user, request->since_wall_ns, &call->arena);
+    if (reply.usage)
+        call_reply(call, &reply);
+    else
+        call_fail_nomem(call);
+}
+
 void rpc_ping(struct rpc_call *call)
 {
     struct rpc *rpc = call->rpc;

@@ -1,83 +1,5 @@
 /* Who goes first, where to, and why the others wait: the scheduler inside the core. */
-#include "tests/unit/daemon/core_world.h"
-
-/* What a test's jobs differ in. */
-struct want {
-    const struct core_user *user; /* NULL: ann */
-    int priority;                 /* 0: 50 */
-    int nodes, tp;                /* 0: 1 */
-    int64_t limit_s, mib;
-    const char *constraint, *nodelist;
-    bool exclusive, held;
-};
-
-static int64_t submit_want(struct world *w, struct want want)
-{
-    struct arena mem;
-    arena_init(&mem, 1 << 20);
-    Boost__JobSpec *s = spec_new(&mem);
-    Boost__Resources *r = arena_alloc(&mem, sizeof *r);
-    boost__resources__init(r);
-    s->resources = r;
-    s->parallel->tp = want.tp ? want.tp : 1;
-    s->has_priority = want.priority > 0;
-    s->priority = want.priority;
-    s->has_time_limit_s = want.limit_s > 0;
-    s->time_limit_s = want.limit_s;
-    r->has_nodes = want.nodes > 0;
-    r->nodes = want.nodes ? want.nodes : 1;
-    r->has_memory_mib = want.mib > 0;
-    r->memory_mib = want.mib;
-    r->has_exclusive = r->exclusive = want.exclusive;
-    r->constraint = want.constraint ? arena_strdup(&mem, want.constraint) : r->constraint;
-    r->nodelist = want.nodelist ? arena_strdup(&mem, want.nodelist) : r->nodelist;
-    w->reply_rc = -1;
-    core_submit(w->core, s, want.user ? want.user : &user_ann, want.held, on_submit, w);
-    pump(w);
-    arena_free(&mem);
-    if (w->reply_rc)
-        fail_msg("submit: %s", w->reply_text);
-    return w->reply_job;
-}
-
-static const char *info(struct world *w, int64_t id)
-{
-    static struct arena mem;
-    arena_free(&mem);
-    arena_init(&mem, 1 << 20);
-    Boost__JobSummary *s = core_summary(w->core, job_of(w, id), &mem);
-    assert_non_null(s);
-    return s->info;
-}
-
-/* Every rank of the job has made a step. */
-static void runs(struct world *w, int64_t id)
-{
-    struct attempt *a = job_live_attempt(job_of(w, id));
-    assert_non_null(a);
-    for (int p = 0; p < a->n_parts; p++) {
-        struct fake_agent *agent = agent_of(w, a->parts[p].node);
-        struct fake_attempt *x = newest(w, agent, id);
-        say_step(w, agent, x, x->from_step + 1);
-    }
-    pump(w);
-    assert_state(w, id, RUNNING);
-}
-
-static void ends(struct world *w, int64_t id)
-{
-    struct attempt *a = job_live_attempt(job_of(w, id));
-    int n = a->n_parts;
-    char nodes[4][32];
-    for (int p = 0; p < n; p++)
-        snprintf(nodes[p], sizeof nodes[p], "%s", a->parts[p].node);
-    for (int p = 0; p < n; p++) {
-        struct fake_agent *agent = agent_of(w, nodes[p]);
-        say_finished(w, agent, newest(w, agent, id));
-    }
-    advance(w, 1000);
-    assert_state(w, id, COMPLETED);
-}
+#include "tests/unit/daemon/core_wants.h"
 
 static void priority_then_age(void **state)
 {
@@ -104,11 +26,8 @@ static void fair_share(void **state)
 {
     (void)state;
     struct world *w = world_new();
-    mem_crash(w->store);
-    core_destroy(w->core);
-    w->core = NULL;
     w->config.fair_share_half_life_s = 100;
-    boot(w);
+    reconfigured(w);
     struct fake_agent *a = agent_add(w, "gpu01", 1);
     join_world(w, a);
     int64_t ann = submit_want(w, (struct want){0}), ann_next = submit_want(w, (struct want){0});
@@ -272,12 +191,9 @@ static void preemption(void **state)
 {
     (void)state;
     struct world *w = world_new();
-    mem_crash(w->store);
-    core_destroy(w->core);
-    w->core = NULL;
     w->config.preempt = true;
     w->config.preempt_gap = 20;
-    boot(w);
+    reconfigured(w);
     join_world(w, agent_add(w, "gpu01", 4));
     join_world(w, agent_add(w, "gpu02", 4));
     int64_t near = submit_want(w, (struct want){.tp = 4, .priority = 41});

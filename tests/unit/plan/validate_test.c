@@ -191,12 +191,6 @@ static void unbuilt_things_are_named(void **state)
            spec->data->train[0]->path = (char *)"s3://b/x");
     CHANGE(ERR_UNSUPPORTED, "checkpoint.mirror", "leave checkpoint.mirror out",
            spec->checkpoint->mirror = (char *)"s3://b/p");
-    struct job j;
-    job_open(&j);
-    char *after[] = {(char *)"afterok:17"};
-    j.spec->n_after = 1;
-    j.spec->after = after;
-    refused(&j, ERR_UNSUPPORTED, "after = ", "leave after out");
 }
 
 /* Each unsupported field has its mend in the hint, and what does not fit is counted. */

@@ -206,10 +206,10 @@ static void test_names(void **state)
     refuse("name=a/b", "name 'a/b' is not allowed (3 bytes)");
     refuse("name=a\x1b[2J\xc3\xa9", "name 'a?[2J?"
                                     "?' is not allowed (7 bytes)");
-    accept("after=afterok:17");
-    refuse("after=17", "after[0] = '17' is not a dependency (afterok:<job>)");
-    refuse("after=afterok:0", "after[0] = 'afterok:0' is not a dependency (afterok:<job>)");
-    refuse("after=afterok:1x", "after[0] = 'afterok:1x' is not a dependency (afterok:<job>)");
+    accept("after=afterok:17|after+=after:1|after+=afterany:2|after+=afternotok:3");
+    refuse("after=17", "after[0] = '17' is not a dependency (after, afterany, afterok or afternotok:<job>)");
+    refuse("after=afterok:0", "after[0] = 'afterok:0' is not a dependency (after, afterany, afterok or afternotok:<job>)");
+    refuse("after=afterok:1x", "after[0] = 'afterok:1x' is not a dependency (after, afterany, afterok or afternotok:<job>)");
     refuse("env=[{key: 'A=B'}]", "env[0].key = 'A=B' holds a '='");
     refuse("env=[{key: 'A'}, {key: 'B'}, {key: 'A'}]", "env 'A' is given twice ([0] and [2])");
     refuse("env=[{key: 'A'}, {key: 'CUDA_VISIBLE_DEVICES' value: '0'}]",
