@@ -113,6 +113,8 @@ int verb_node(struct ctl *ctl, int argc, char **argv);
 int verb_validate(struct ctl *ctl, int argc, char **argv);
 int verb_plan(struct ctl *ctl, int argc, char **argv);
 int verb_convert(struct ctl *ctl, int argc, char **argv); /* encode decode */
+int verb_config(struct ctl *ctl, int argc, char **argv);
+int verb_completion(struct ctl *ctl, int argc, char **argv);
 int verb_ping(struct ctl *ctl, int argc, char **argv);
 int verb_version(struct ctl *ctl, int argc, char **argv);
 

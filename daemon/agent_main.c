@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 
 #include "daemon/agent_node.h"
-#include "daemon/config.h"
+#include "proto/config.h"
 #include "daemon/log.h"
 #include "proto/base/fs.h"
 #include "proto/version.h"

@@ -9,7 +9,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "daemon/config.h"
+#include "proto/config.h"
 #include "daemon/log.h"
 #include "daemon/server.h"
 #include "proto/base/fs.h"

@@ -28,7 +28,7 @@
 #define CORE_CAUSE_NS     NS_PER_S        /* a failure waits for the ends that came before it    */
 #define CORE_STORE_NS     (5 * NS_PER_S)  /* a user waits for a store that cannot write          */
 #define CORE_HEART_ALONE  6              /* node time-outs that heartbeats alone keep a node up    */
-#define CORE_REFUSED_NS (300 * NS_PER_S) /* a node that would not start a job is its last choice    */
+#define CORE_REFUSED_NS   (300 * NS_PER_S) /* a node that would not start a job is its last choice    */
 #define CORE_RETRY_NS     (5 * NS_PER_S)  /* between tries of a task or a start                  */
 #define CORE_STOP_MIN_NS  (30 * NS_PER_S) /* the least automatic stop grace                      */
 #define CORE_TASK_TRIES   3

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # time limit: 240 s
 """boostctl against a real cluster: output and exit code of every command, and what the commands do to jobs."""
-import json, os, re, signal, time
+import json, os, re, shutil, signal, subprocess, time
 
-from harness import run, tiny_job, wait_until
+from harness import BIN, run, tiny_job, wait_until
 from jobs import Shared, attempts, ended, endless, job_of, newest_committed, same_losses, twin_of, wait_rank_step
 
 shared = Shared(cpu_slots=2)
@@ -575,9 +575,65 @@ def test_exit_codes(c):
     fails(c, 2, "-q goes before the command", "wait", "1", "-q")
     fails(c, 2, "boostctl metrics JOB -o csv", "-o", "csv", "metrics", "1")
     fails(c, 2, "needs a job", "cancel")
-    for args in (["top"], ["data"], ["sample", "1"], ["config"], ["eval", "1", "x"], ["completion", "bash"], ["ckpt", "rm", "1"],
+    for args in (["top"], ["data"], ["sample", "1"], ["eval", "1", "x"], ["ckpt", "rm", "1"],
                  ["ckpt", "verify", "1"]):
         fails(c, 5, "not built in this version", *args)
+
+
+@shared
+def test_config_files_are_checked_without_a_controller(c):
+    agent, boostd = c.dir / "agent.conf", c.dir / "boostd.conf"
+    agent.write_text('label { key: "rack" value: "r1" }\nhealth_interval_ms: 1000\n')
+    boostd.write_text("heartbeat_ms: 1000\n")
+    nowhere = {"BOOST_SOCKET": "/nowhere"}
+    assert c.ok("config", "check", agent, env=nowhere) == f"{agent}: valid for boost-agent\n"
+    assert c.ok("config", "check", boostd, env=nowhere) == f"{boostd}: valid for boostd\n"
+    fails(c, 6, [":1:1: ", "label"], "config", "check", agent, "--for", "boostd")
+    boostd.write_text("state_dir: \"/x\"\n  heartbeet_ms: 5\n")
+    fails(c, 6, [":2:3", "heartbeet_ms", "heartbeat_ms"], "config", "check", boostd)
+    unnamed = c.dir / "x.conf"
+    unnamed.write_text("health_interval_ms: 1\n")  # in range for an agent, and no field of boostd's
+    assert c.ok("config", "check", unnamed) == f"{unnamed}: valid for boost-agent\n"
+    answer = json.loads(c.ctl("-o", "json", "config", "check", boostd).out)
+    assert answer["schema"] == "boost.config-check/1" and answer["valid"] is False and ":2:3" in answer["message"], answer
+    fails(c, 2, "takes: config check FILE", "config", "check")
+    fails(c, 6, "/nowhere/agent.conf", "config", "check", "/nowhere/agent.conf")
+    assert c.ok("config") .startswith(f"socket  {c.socket}  ($BOOST_SOCKET)\n")
+
+
+COMPLETE = """
+source <({bin}/boostctl completion bash)
+COMP_WORDS=({words})
+COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+_boostctl
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+@shared
+def test_completion(c):
+    job = c.submit(tiny_job(c, name="complete-me"), "--hold")
+
+    def completes(words):
+        env = {**c.env, "PATH": f"{BIN}:{os.environ['PATH']}"}
+        r = subprocess.run(["bash", "--norc", "-c", COMPLETE.format(bin=BIN, words=words)], env=env, cwd=c.dir,
+                           capture_output=True, text=True, timeout=30)
+        assert r.returncode == 0 and not r.stderr, r
+        return r.stdout.split()
+    assert completes("boostctl su") == ["submit"]
+    assert {"submit", "node", "config", "version"} <= set(completes("boostctl ''"))
+    assert completes("boostctl submit --dry") == ["--dry-run"]
+    assert "--no-color" in completes("boostctl --n")
+    assert completes("boostctl -o js") == ["json", "jsonl"]
+    assert set(completes("boostctl node ''")) == {"ls", "show", "cordon", "drain", "resume"}
+    assert completes("boostctl -o wide node show ''") == ["n1"]
+    assert "complete-me" in completes("boostctl show comp") and str(job) in completes(f"boostctl show {job}")
+    c.ok("cancel", job)
+    for shell in ("zsh", "fish"):
+        assert "boostctl --help" in c.ok("completion", shell)
+        if shutil.which(shell):
+            subprocess.run([shell, "-n", "/dev/stdin"], input=c.ok("completion", shell), text=True, check=True, timeout=30)
+    fails(c, 2, "takes: completion bash|zsh|fish", "completion", "csh")
 
 
 test_nothing_is_left = shared.last

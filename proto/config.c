@@ -1,5 +1,5 @@
 /* config.h */
-#include "daemon/config.h"
+#include "proto/config.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -7,7 +7,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "daemon/log.h"
 #include "proto/base/fs.h"
 #include "proto/reflect.h"
 #include "proto/text.h"
@@ -74,6 +73,16 @@ static int below(const char *low_name, int64_t low, const char *high_name, int64
     error_set(err, ERR_INVALID, "configuration: %s = %" PRId64 " is greater than %s = %" PRId64, low_name, low,
               high_name, high);
     return error_hint(err, "raise %s or lower %s", high_name, low_name);
+}
+
+static int check_log_level(const char *level, struct error *err)
+{
+    static const char *const levels[] = {"debug", "info", "warn", "error"};
+    for (size_t i = 0; i < sizeof levels / sizeof *levels; i++)
+        if (strcmp(level, levels[i]) == 0)
+            return ERR_OK;
+    error_set(err, ERR_INVALID, "configuration: log_level = \"%s\" is unknown", level);
+    return error_hint(err, "use debug, info, warn or error");
 }
 
 static int apply_set(ProtobufCMessage *m, struct arena *a, const char *assignment, struct error *err)
@@ -144,7 +153,6 @@ int config_load_boostd(const char *path, const char *fallback, const char *const
     if (rc)
         return rc;
     Boost__BoostdConfig *c = (Boost__BoostdConfig *)m;
-    enum log_level level;
     if (!rc)
         rc = below("suspect_ms", c->suspect_ms, "node_timeout_ms", c->node_timeout_ms, err);
     if (!rc)
@@ -152,7 +160,7 @@ int config_load_boostd(const char *path, const char *fallback, const char *const
     if (!rc)
         rc = below("backoff_min_ms", c->backoff_min_ms, "backoff_max_ms", c->backoff_max_ms, err);
     if (!rc)
-        rc = log_level_by_name(c->log_level, &level, err);
+        rc = check_log_level(c->log_level, err);
     if (!rc)
         rc = check_user_limits(c, err);
     if (!rc && !*c->state_dir)
@@ -246,11 +254,10 @@ int config_load_agent(const char *path, const char *fallback, const char *const 
         return err->code;
     int rc = check_ranges(m, agent_ranges, sizeof agent_ranges / sizeof *agent_ranges, err);
     Boost__AgentConfig *c = (Boost__AgentConfig *)m;
-    enum log_level level;
     if (!rc)
         rc = below("hang_min_ms", c->hang_min_ms, "hang_max_ms", c->hang_max_ms, err);
     if (!rc)
-        rc = log_level_by_name(c->log_level, &level, err);
+        rc = check_log_level(c->log_level, err);
     if (!rc && !(c->peak_tflops >= 0 && c->peak_tflops <= 1e6)) {
         rc = error_set(err, ERR_INVALID, "configuration: peak_tflops = %g is out of range", c->peak_tflops);
         error_hint(err, "choose 0 to 1000000, e.g. 989.4");

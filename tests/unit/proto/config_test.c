@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "daemon/config.h"
+#include "proto/config.h"
 #include "proto/base/fs.h"
 
 struct fixture {

@@ -1,8 +1,8 @@
 /* Configuration of boostd and boost-agent: protobuf text of BoostdConfig and
  * AgentConfig (proto/config.proto), then `--set field=value` over it, then ranges.
  * Blocking file access; boot only. */
-#ifndef BOOST_DAEMON_CONFIG_H
-#define BOOST_DAEMON_CONFIG_H
+#ifndef BOOST_PROTO_CONFIG_H
+#define BOOST_PROTO_CONFIG_H
 
 #include <stddef.h>
 
