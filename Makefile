@@ -256,7 +256,7 @@ BENCH_SUPPORT := $(call objs,$(wildcard tests/bench/support/*.c))
 $(addprefix $(BUILD)/obj/tests/bench/support/,trace.o op_times.o gemm_candidates.o): FILE_FLAGS = $(CUDA_DIR:%=-isystem %/include)
 $(BENCHES): $(BUILD)/bench/%: $(BUILD)/obj/tests/bench/%.o $(BENCH_SUPPORT) $(L_WORKER)
 	@mkdir -p $(@D)
-	@$(CC) $(LDFLAGS) $(RPATH) -o $@ $^ $(S_WORKER)
+	@$(CC) $(LDFLAGS) $(RPATH) -o $@ $^ $(S_WORKER) $(S_TLS)
 	@echo "  LD   $@"
 
 .PHONY: all setup tests test test-full test-system soak bench gpu-bundle demo lint clean FORCE
