@@ -57,7 +57,7 @@ int norm_forward(struct engine *e, enum plan_site site, int64_t layer, const voi
     const struct plan *p = e->plan;
     const struct param *gain = norm_gain(e, site, layer);
     void *x_out = norm_x(e, site, layer), *n = norm_n(e, site, layer), *R = norm_factor(e, site, layer);
-    void *S = again ? engine_buffer(e, BUF_K, 0) : R; /* R is known then, and S of no use */
+    void *S = again ? engine_buffer(e, BUF_K, 0) : R;   /* R is known then, and S of no use */
     if (!p->norm_online && (!again || !e->cut->hidden)) /* of whole rows R comes again, with the same bits */
         return plain_norm_forward(e, x, y, gain, x_out, R, n, err);
     e->k->residual_gain(e->ks, p->T, e->w.x, x, y, gain->weight, x_out, n, S);
@@ -108,8 +108,8 @@ int normed_backward(struct engine *e, enum plan_site site, int64_t layer, const 
     void *R = norm_factor(e, site, layer);
     if (!e->cut->hidden) {
         const struct param *gain = norm_gain(e, site, layer);
-        e->k->norm_backward(e->ks, p->T, p->d, norm_x(e, site, layer), gain->weight, R, dn,
-                            engine_buffer(e, BUF_DX, 0), k, gain->grad);
+        e->k->norm_backward(e->ks, p->T, p->d, norm_x(e, site, layer), gain->weight, R, dn, engine_buffer(e, BUF_DX, 0),
+                            k, gain->grad);
         return ERR_OK;
     }
     e->k->row_dot(e->ks, p->T, e->w.x, dn, n, k);

@@ -1,8 +1,8 @@
 /* The bf16 backend: what a GPU computes in bf16, emulated. Activations, their gradients and the weights of the products
  * are bf16; statistics, weight gradients, moments and master weights are fp32. Each operation widens its bf16 inputs,
  * runs the fp32 operation of fp32.h on them and rounds what it stores once, to nearest even. Where an operation's
- * later outputs are functions of an earlier one (S of x_out, z of Y, the sums of u), they are so of what was stored, as
- * in the other backends: a re-forward that starts from the stored tensor gives the same bits.
+ * later outputs are functions of an earlier one (S of x_out, z of Y, the sums of u), they are so of what was or would
+ * be stored, as in the other backends: a re-forward that starts from the stored tensor gives the same bits.
  *
  * Tensors are worked on in pieces, so that the fp32 copies are small: BF16_CHUNK elements or one row, whichever
  * is more, in a scratch of the stream that grows when a larger shape first appears. */
@@ -65,8 +65,8 @@ void bf16_norm_backward(struct kstream *ks, int64_t T, int64_t d, const void *x,
                         const void *dn, void *dx, void *k, void *dgain);
 void bf16_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act,
                          const void *H, const void *S, void *R, void *z);
-void bf16_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act,
-                          const void *latent, const void *R, void *dz, void *k);
+void bf16_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act, const void *latent,
+                          const void *R, void *dz, void *k);
 void bf16_row_dot(struct kstream *ks, int64_t T, int64_t w, const void *a, const void *b, void *out);
 
 void bf16_cross_sum(struct kstream *ks, const struct crossing *c, const void *Y, const void *G, int64_t ldg,

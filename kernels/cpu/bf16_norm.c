@@ -138,8 +138,8 @@ void bf16_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, do
     }
 }
 
-void bf16_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act,
-                          const void *latent, const void *R, void *dz, void *k)
+void bf16_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act, const void *latent,
+                          const void *R, void *dz, void *k)
 {
     if (!R && act == LATENT_IDENTITY)
         return;

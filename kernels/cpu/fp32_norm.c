@@ -69,12 +69,13 @@ void fp32_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, do
     float inv_d = (float)(1 / (double)d);
 #pragma omp parallel for num_threads(ks->threads) schedule(static) if (ks->threads > 1 && T > step)
     for (int64_t i = 0; i < T; i += step)
-        ks->loops->latent_forward(fp32_min(step, T - i), n, inv_d, (float)eps, act == LATENT_SILU, (const float *)H + i * n,
-                                  S ? (const float *)S + i : NULL, R ? (float *)R + i : NULL, (float *)z + i * n);
+        ks->loops->latent_forward(fp32_min(step, T - i), n, inv_d, (float)eps, act == LATENT_SILU,
+                                  (const float *)H + i * n, S ? (const float *)S + i : NULL, R ? (float *)R + i : NULL,
+                                  (float *)z + i * n);
 }
 
-void fp32_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act,
-                          const void *latent, const void *R, void *dz, void *k)
+void fp32_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act, const void *latent,
+                          const void *R, void *dz, void *k)
 {
     if (!R && act == LATENT_IDENTITY)
         return;

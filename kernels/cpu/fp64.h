@@ -28,8 +28,8 @@ void fp64_norm_backward(struct kstream *ks, int64_t T, int64_t d, const void *x,
                         const void *dn, void *dx, void *k, void *dgain);
 void fp64_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act,
                          const void *H, const void *S, void *R, void *z);
-void fp64_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act,
-                          const void *latent, const void *R, void *dz, void *k);
+void fp64_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act, const void *latent,
+                          const void *R, void *dz, void *k);
 void fp64_row_dot(struct kstream *ks, int64_t T, int64_t w, const void *a, const void *b, void *out);
 void fp64_norm_k(struct kstream *ks, int64_t T, int64_t d, const void *R, const void *c, void *k);
 

@@ -90,8 +90,8 @@ void fp64_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, do
     }
 }
 
-void fp64_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act,
-                          const void *latent, const void *R, void *dz, void *k)
+void fp64_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act, const void *latent,
+                          const void *R, void *dz, void *k)
 {
     (void)ks;
     for (int64_t i = 0; i < T; i++) {

@@ -19,7 +19,7 @@ struct cuda_attentions; /* attention.c: cuDNN plans by shape */
 /* On the process's first visible device. Operations of one stream run in order, so all share one scratch. */
 struct kstream {
     cudaStream_t stream;
-    int sms; /* multiprocessors: the grid of a kernel that strides */
+    int sms;            /* multiprocessors: the grid of a kernel that strides */
     struct error fault; /* the first since the last sync; code ERR_OK = none */
     char *scratch;      /* the caller's, set_scratch() */
     size_t scratch_bytes;
@@ -102,8 +102,8 @@ void cuda_norm_backward(struct kstream *ks, int64_t T, int64_t d, const void *x,
                         const void *dn, void *dx, void *k, void *dgain);
 void cuda_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act,
                          const void *H, const void *S, void *R, void *z);
-void cuda_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act,
-                          const void *latent, const void *R, void *dz, void *k);
+void cuda_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act, const void *latent,
+                          const void *R, void *dz, void *k);
 void cuda_cross_sum(struct kstream *ks, const struct crossing *c, const void *Y, const void *G, int64_t ldg,
                     const void *bias, void *u, void *sums);
 void cuda_cross_forward(struct kstream *ks, const struct crossing *c, const void *u, const void *sums, const void *gain,
@@ -134,8 +134,8 @@ struct cuda_stamps {
     uint32_t count[CUDA_STAMPS]; /* of stamps since the process began, launches of captured ones too */
     uint32_t last;               /* slot that was stamped last */
 };
-/* When the stream comes to it: value and count of the slot. A slot is stamped by one stream at a time. Not of the table:
- * the collectives use it. */
+/* When the stream comes to it: value and count of the slot. A slot is stamped by one stream at a time. Not of the
+ * table: the collectives use it. */
 void cuda_stamp(struct kstream *ks, volatile struct cuda_stamps *host, int slot, uint32_t value);
 void cuda_interleave(struct kstream *ks, int parts, int64_t T, int64_t w, const void *in, void *out);
 void cuda_grad_squares(struct kstream *ks, int64_t n, const void *grad, double *acc);

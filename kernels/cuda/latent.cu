@@ -14,9 +14,8 @@ template <int V> __device__ inline void apply_factor(float (&y)[V], float r)
 }
 
 template <int V>
-__global__ void __launch_bounds__(BLOCK)
-    latent_forward(int64_t T, int64_t n, float inv_d, float eps, bool silu, const bf16 *H, const float *S, float *R,
-                   bf16 *z)
+__global__ void __launch_bounds__(BLOCK) latent_forward(int64_t T, int64_t n, float inv_d, float eps, bool silu,
+                                                        const bf16 *H, const float *S, float *R, bf16 *z)
 {
     int64_t row = warp_row();
     if (row >= T)
@@ -38,8 +37,8 @@ __global__ void __launch_bounds__(BLOCK)
 }
 
 template <int V>
-__global__ void __launch_bounds__(BLOCK)
-    latent_backward(int64_t T, int64_t n, float inv_d, bool silu, const bf16 *latent, const float *R, bf16 *dz, float *k)
+__global__ void __launch_bounds__(BLOCK) latent_backward(int64_t T, int64_t n, float inv_d, bool silu,
+                                                         const bf16 *latent, const float *R, bf16 *dz, float *k)
 {
     int64_t row = warp_row();
     if (row >= T)
@@ -84,13 +83,14 @@ void cuda_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, do
     });
 }
 
-void cuda_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act,
-                          const void *latent, const void *R, void *dz, void *k)
+void cuda_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act, const void *latent,
+                          const void *R, void *dz, void *k)
 {
     if (T <= 0 || (!R && act == LATENT_IDENTITY))
         return;
     by_width(wide(n, latent, dz), [&](auto V) {
         launch(ks, "latent_backward", grid_of(blocks_of(T, WARPS)), BLOCK, latent_backward<decltype(V)::value>, T, n,
-               (float)(1 / (double)d), act == LATENT_SILU, (const bf16 *)latent, (const float *)R, (bf16 *)dz, (float *)k);
+               (float)(1 / (double)d), act == LATENT_SILU, (const bf16 *)latent, (const float *)R, (bf16 *)dz,
+               (float *)k);
     });
 }

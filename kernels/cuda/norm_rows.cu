@@ -270,8 +270,8 @@ void cuda_norm_backward(struct kstream *ks, int64_t T, int64_t d, const void *x,
 {
     if (T <= 0)
         return;
-    const struct backward_args a = {T, d, (const bf16 *)x, (const bf16 *)gain, (const float *)R, (const bf16 *)dn,
-        (bf16 *)dx, (float *)k, dgain};
+    const struct backward_args a = {
+        T, d, (const bf16 *)x, (const bf16 *)gain, (const float *)R, (const bf16 *)dn, (bf16 *)dx, (float *)k, dgain};
     by_width(wide(d, x, gain, dn, dx), [&](auto V) {
         if (backward_in_registers<decltype(V)::value>(ks, &a))
             return;

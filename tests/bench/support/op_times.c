@@ -175,12 +175,13 @@ TIMED(norm_backward,
        void *dgain),
       (T, d, x, gain, R, dn, dx, k, dgain), SHARE_ELEMENT, 4 * ACT * T * d, 0, " %" PRId64 "x%" PRId64, T, d)
 TIMED(latent_forward,
-      (int64_t T, int64_t n, int64_t d, double eps, enum latent_act act, const void *H, const void *S, void *R, void *z),
+      (int64_t T, int64_t n, int64_t d, double eps, enum latent_act act, const void *H, const void *S, void *R,
+       void *z),
       (T, n, d, eps, act, H, S, R, z), SHARE_ELEMENT, 2 * ACT * T * n * (R || z != H), 0, " %" PRId64 "x%" PRId64, T, n)
 TIMED(latent_backward,
-      (int64_t T, int64_t n, int64_t d, enum latent_act act, const void *latent, const void *R, void *dz,
-       void *k),
-      (T, n, d, act, latent, R, dz, k), SHARE_ELEMENT, 3 * ACT * T * n * (R || act != LATENT_IDENTITY), 0, " %" PRId64 "x%" PRId64, T, n)
+      (int64_t T, int64_t n, int64_t d, enum latent_act act, const void *latent, const void *R, void *dz, void *k),
+      (T, n, d, act, latent, R, dz, k), SHARE_ELEMENT, 3 * ACT * T * n * (R || act != LATENT_IDENTITY), 0,
+      " %" PRId64 "x%" PRId64, T, n)
 TIMED(cross_sum,
       (const struct crossing *c, const void *Y, const void *G, int64_t ldg, const void *bias, void *u, void *sums),
       (c, Y, G, ldg, bias, u, sums), SHARE_ELEMENT, 3 * ACT * c->rows * c->w, 0, " %" PRId64 "x%" PRId64, c->rows, c->w)

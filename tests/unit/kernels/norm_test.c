@@ -1,5 +1,5 @@
-/* residual_gain, norm_apply, gain_backward, norm_forward, norm_backward, latent_forward, latent_backward, norm_k against
- * their formulas, and the whole online norm on one and two shards against central differences. */
+/* residual_gain, norm_apply, gain_backward, norm_forward, norm_backward, latent_forward, latent_backward, norm_k
+ * against their formulas, and the whole online norm on one and two shards against central differences. */
 #include "check.h"
 
 static const struct {
@@ -491,8 +491,9 @@ static void test_norm_gradient(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_residual_gain), cmocka_unit_test(test_norm_apply), cmocka_unit_test(test_gain_backward),
-        cmocka_unit_test(test_row_dot),       cmocka_unit_test(test_whole_rows), cmocka_unit_test(test_latent),
+        cmocka_unit_test(test_residual_gain), cmocka_unit_test(test_norm_apply),
+        cmocka_unit_test(test_gain_backward), cmocka_unit_test(test_row_dot),
+        cmocka_unit_test(test_whole_rows),    cmocka_unit_test(test_latent),
         cmocka_unit_test(test_extremes),      cmocka_unit_test(test_norm_gradient),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -95,7 +95,8 @@ DRY(gain_backward,
      bool accumulate, void *dx, void *dgain),
     dx)
 DRY(norm_forward,
-    (int64_t T, int64_t d, double eps, const void *x, const void *y, const void *gain, void *x_out, void *R, void *n), n)
+    (int64_t T, int64_t d, double eps, const void *x, const void *y, const void *gain, void *x_out, void *R, void *n),
+    n)
 DRY(norm_backward,
     (int64_t T, int64_t d, const void *x, const void *gain, const void *R, const void *dn, void *dx, void *k,
      void *dgain),
@@ -124,8 +125,7 @@ DRY(attention_backward,
     (const struct attention *a, const void *q, const void *k, const void *v, const void *o, const void *lse,
      const void *d_o, void *dq, void *dk, void *dv, void *workspace),
     dq)
-DRY(glu_forward,
-    (int64_t rows, int64_t n, int64_t ld, bool silu, const void *gate, const void *up, void *out), out)
+DRY(glu_forward, (int64_t rows, int64_t n, int64_t ld, bool silu, const void *gate, const void *up, void *out), out)
 DRY(glu_backward,
     (int64_t rows, int64_t n, int64_t ld, bool silu, const void *gate, const void *up, const void *dout, void *dgate,
      void *dup),
