@@ -5,6 +5,7 @@
 #   make demo       set up, build, train the example, kill a worker, see it recover
 #   make test       set up, build, run every test
 #   make test-full  the same, and the tests that take minutes
+#   make soak       tests/soak: what takes an hour
 #   make bench      benchmarks into build/bench.jsonl
 #   make gpu-bundle build/boost-gpu-<commit>.tar.xz, to test on a machine with a GPU
 #   make lint       house rules (tests/lint.sh), cppcheck where it is installed
@@ -235,6 +236,15 @@ $(FAKES):
 	@$(CC) -shared $(LDFLAGS) -o $@ $^
 	@echo "  LD   $@"
 
+# tests/world/*.c: the controller's core in a world of its own. tests/sim/*.c: the simulator of a cluster around it, a
+# library too, so that tests/sim/mutants_test.py can link it with bugs that it plants.
+$(LIB)/libsim.a: $(call objs,$(wildcard tests/sim/*.c tests/world/*.c))
+SIMULATOR := $(BUILD)/sim/simulator
+$(SIMULATOR): $(LIB)/libsim.a $(L_DAEMON)
+	@mkdir -p $(@D)
+	@$(CC) $(LDFLAGS) $(RPATH) -o $@ $^ $(S_DAEMON)
+	@echo "  LD   $@"
+
 # tests/issues/*_test.c: likewise, one for each reported failure, linked with the worker.
 ISSUE_TESTS := $(patsubst tests/issues/%.c,$(BUILD)/tests/issues/%,$(wildcard tests/issues/*_test.c))
 $(ISSUE_TESTS): $(BUILD)/tests/issues/%: $(BUILD)/obj/tests/issues/%.o $(L_WORKER)
@@ -262,14 +272,17 @@ $(BENCHES): $(BUILD)/bench/%: $(BUILD)/obj/tests/bench/%.o $(BENCH_SUPPORT) $(L_
 .PHONY: all setup tests test test-full test-system soak bench gpu-bundle demo lint clean FORCE
 setup:
 	@sh deploy/setup.sh
-tests: $(UNIT_TESTS) $(ISSUE_TESTS) $(FAKES) $(GPU_PROGRAMS)
+tests: $(UNIT_TESTS) $(ISSUE_TESTS) $(FAKES) $(SIMULATOR) $(GPU_PROGRAMS)
 test: setup
 	@$(MAKE) --no-print-directory all tests
 	@python3 tests/run.py --build $(BUILD)
 test-full: setup
 	@$(MAKE) --no-print-directory all tests
 	@python3 tests/run.py --build $(BUILD) --full
-test-system soak:
+soak: setup
+	@$(MAKE) --no-print-directory all tests
+	@python3 tests/run.py --build $(BUILD) --folder soak
+test-system:
 	@echo "make $@: nothing of this kind exists yet (the cluster work brings it)"; exit 2
 demo: setup
 	@$(MAKE) --no-print-directory all

@@ -291,7 +291,7 @@ void attempts_resend(struct agent *agent)
             forward_rewind(&a->ranks[i].metrics);
             forward_rewind(&a->ranks[i].shards);
             a->ranks[i].exit_sent = a->ranks[i].exit_acked = false;
-            a->ranks[i].has_told = false;
+            a->ranks[i].has_told = a->ranks[i].hang.reported = false;
         }
     }
 }

@@ -119,7 +119,8 @@ int core_create(const Boost__BoostdConfig *config, const struct core_store *stor
     c->preempt_gap = config->preempt_gap;
     c->up_since = now_mono(c);
     c->kv_due = c->refused_due = INT64_MAX;
-    c->next_task = 1;
+    /* Numbers of its own: an agent may still answer a task of an earlier run. */
+    c->next_task = ops->random(ops->arg) << 24 | 1;
     c->schedule = true;
     c->work = true;
     c->kv = kv_create(kv_answered, c);

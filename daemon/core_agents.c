@@ -298,6 +298,8 @@ static struct attempt *attempt_for(struct core *c, struct node *n, int64_t job_i
         stale(c, n, job_id, number);
         return NULL;
     }
+    if (rank >= 0)
+        a->parts[a->ranks[rank].part].heard = true;
     return a;
 }
 

@@ -201,10 +201,12 @@ static void adopt_attempt(struct core *c, struct job *job, struct attempt *a)
 {
     int64_t now = now_mono(c);
     const struct checkpoint *from = NULL;
+    bool checkpointed = false;
     for (int i = 0; i < job->n_checkpoints; i++) {
         const struct checkpoint *k = job->checkpoints[i];
         if (k->step == a->from_step && k->attempt < a->number && k->state == CKPT(COMMITTED))
             from = k;
+        checkpointed = checkpointed || k->attempt == a->number;
         if (k->attempt == a->number && k->state == CKPT(COMMITTED) && k->step > a->from_step)
             a->committed = true;
     }
@@ -222,6 +224,7 @@ static void adopt_attempt(struct core *c, struct job *job, struct attempt *a)
         grace_arm(c, job, a);
     for (int p = 0; p < a->n_parts; p++) {
         struct node *n = node_get(c, a->parts[p].node);
+        a->parts[p].heard = checkpointed; /* it cannot be that its start never arrived */
         if (n)
             node_hold(n, job->id, a->number, spec_pool(job->resolved), a->parts[p].n_ranks);
     }

@@ -537,7 +537,8 @@ void schedule_pass(struct core *c)
         struct job *after = job->pending.next;
         int priority = job->queued_priority, given = 0;
         /* One that is not durable yet asks again when it is. */
-        if (!job->starting && !job->unsettled && !pool_done(c, p, spec_pool(job->resolved)) && !is_kept(c, job, NULL))
+        bool durable = job->acknowledged && !job->unsettled;
+        if (!job->starting && durable && !pool_done(c, p, spec_pool(job->resolved)) && !is_kept(c, job, NULL))
             given = try_job(c, p, job);
         turns_next(c, &t, priority, after, given);
         job = turns_job(&t);

@@ -6,9 +6,9 @@ ones through tests/e2e/harness.py). Output is shown only for what failed. The la
 line is "N passed, N failed, N skipped"; the exit status is 0 only without failures
 and with at least one test run.
 
-Programs: <build>/tests/<room>/*_test, tests/e2e/*_test.py, tests/issues/*_test.py;
-with --full also tests/full/*_test.py; with --gpu instead <build>/gpu/*_test and
-tests/gpu/*_test.py, which want a GPU. A first comment line "# time limit: N" in a
+Programs: <build>/tests/<room>/*_test, tests/e2e/*_test.py, tests/issues/*_test.py, tests/sim/*_test.py;
+with --full also tests/full/*_test.py; with --folder F instead tests/F/*_test.py; with --gpu instead
+<build>/gpu/*_test and tests/gpu/*_test.py, which want a GPU. A first comment line "# time limit: N" in a
 Python test, or a file name in LIMITS, raises the limit of 120 s.
 """
 import argparse, os, re, shutil, signal, subprocess, sys, tempfile, time
@@ -106,14 +106,17 @@ def main():
     p.add_argument("--build", default="build")
     p.add_argument("--full", action="store_true")
     p.add_argument("--gpu", action="store_true")
+    p.add_argument("--folder", help="only tests/FOLDER/*_test.py, for example soak")
     p.add_argument("--verbose", action="store_true", help="what passed programs say, too")
     p.add_argument("pattern", nargs="?", default="", help="only programs whose path contains this")
     args = p.parse_args()
     build = Path(args.build).resolve()
     programs = sorted((build / "tests").glob("*/*_test"))
-    folders = ["e2e", "issues"] + (["full"] if args.full else [])
+    folders = ["e2e", "issues", "sim"] + (["full"] if args.full else [])
     if args.gpu:
         programs, folders = sorted((build / "gpu").glob("*_test")), ["gpu"]
+    if args.folder:
+        programs, folders = [], [args.folder]
     for folder in folders:
         programs += sorted((ROOT / "tests" / folder).glob("*_test.py"))
     programs = [x for x in programs if args.pattern in str(x)]

@@ -382,6 +382,7 @@ struct fake_agent {
     int stacks_code; /* of CollectStacks */
     int shared_code; /* of ProveShared */
     int manifests, deletes, verifies, preflights, proofs;
+    uint64_t last_task; /* id of the newest */
     char deleted[512];
     int64_t next_beat;
 };
@@ -747,7 +748,7 @@ HELPER void on_task(struct world *w, struct fake_agent *a, const Boost__Task *t)
     Boost__RankStacks stacks[9], *stack_list[9];
     int code = 0;
     r.has_id = 1;
-    r.id = t->id;
+    r.id = a->last_task = t->id;
     switch (t->body_case) {
     case BOOST__TASK__BODY_PREFLIGHT:
         a->preflights++;

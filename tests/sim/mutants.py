@@ -1,0 +1,69 @@
+"""Bugs to plant in the controller, one at a time, each beside an invariant of the simulator.
+
+(name, file, text, what stands there instead, invariant, or "" for any). The text stands once in the file: where it
+no longer does, the code has changed and the bug has to be planted anew, not dropped.
+"""
+MUTANTS = [
+    # One live attempt a device.
+    ("next-attempt-beside-the-old", "daemon/core_queue.c", "if (old) {", "if (false) {",
+     "one live attempt a device"),
+    ("end-unconfirmed", "daemon/core_ending.c",
+     "if (!a->parts[p].gone && !a->parts[p].lost)", "if (!a->kill && !a->parts[p].gone && !a->parts[p].lost)", ""),
+    ("lost-not-fenced", "daemon/core_attempts.c", "a->fenced = true;", "", ""),
+    # Acknowledged submits survive.
+    ("submit-acknowledged-early", "daemon/core_submit.c", "after_durable_or_late(c, submitted, submit_late, s, submit_free);",
+     "submitted(c, s, ERR_OK, NULL);\n    submit_free(s);\n    (void)submit_late;", "acknowledged submits survive"),
+    ("refused-submit-runs", "daemon/core_submit.c", "} else if (!job_state_terminal(job->state)) {",
+     "} else if (false) {", "what was refused never runs"),
+    # Attempts only increase, and no order before its row.
+    ("attempts-forgotten-at-boot", "daemon/core_boot.c", "if (!job || row->attempt != job->n_attempts + 1) {",
+     "if (job && row->end_ns)\n        return;\n    if (!job || row->attempt != job->n_attempts + 1) {", ""),
+    ("order-before-row", "daemon/core_place.c", "&& a->start_durable", "", "rows before orders"),
+    ("start-again-what-ran", "daemon/core_agents.c",
+     "} else if (job->state == STATE(STARTING) && !part->heard && !a->kill) {", "} else if (!a->kill) {", ""),
+    # Terminal states are final.
+    ("ended-is-released", "daemon/job_table.c", "{HELD, 0, EV_RELEASE, QUEUED, KEEP, ACT_SCHEDULE},",
+     "{HELD, 0, EV_RELEASE, QUEUED, KEEP, ACT_SCHEDULE},\n    {CANCELLED, 0, EV_RELEASE, QUEUED, KEEP, ACT_SCHEDULE},",
+     "terminal states are final"),
+    # Cancel ends every process.
+    ("cancel-without-stop", "daemon/job_table.c", "{RUNNING, 0, EV_CANCEL, STOPPING, CANCELLED, ACT_STOP_TERM},",
+     "{RUNNING, 0, EV_CANCEL, STOPPING, CANCELLED, ACT_NONE},", "cancel ends every process"),
+    ("stop-without-end", "daemon/core_attempts.c", "if (a->grace_due && now >= a->grace_due && !a->kill) {", "if (false) {",
+     ""),
+    # No node over-committed.
+    ("one-more-than-there-is", "daemon/core_nodes.c", "int slots = node_slots(n, pool) - node_busy(n, pool);",
+     "int slots = node_slots(n, pool) - node_busy(n, pool) + (n->n_holdings > 0);", "no node over-committed"),
+    ("lost-is-free", "daemon/core_attempts.c", "if (!lost && n)\n        node_release", "if (n)\n        node_release",
+     ""),
+    ("holdings-forgotten-at-boot", "daemon/core_boot.c", "node_hold(n, job->id, a->number,", "(void)(job->id, a->number,", ""),
+    # Resume only from committed checkpoints.
+    ("resume-from-writing", "daemon/core_checkpoints.c",
+     "if (job->checkpoints[i]->state == CKPT(COMMITTED) && !job->checkpoints[i]->damaged",
+     "if (job->checkpoints[i]->n_shards == job->checkpoints[i]->world && !job->checkpoints[i]->damaged",
+     "resume only from committed checkpoints"),
+    ("committed-without-manifest", "daemon/core_checkpoints.c",
+     "    if (rc == ERR_OK) {\n        commit(", "    if (rc != ERR_TIMEOUT) {\n        commit(",
+     "resume only from committed checkpoints"),
+    ("deleted-before-row", "daemon/core_checkpoints.c", "    if (job->unsettled)\n        return; /* rows first */\n", "",
+     ""),
+    # A node that is heard is never DOWN.
+    ("grace-forgotten", "daemon/core_nodes.c", "if (down < c->up_since + c->restart_grace_ns)", "if (false)",
+     "a node that is heard is never DOWN"),
+    ("heard-unless-suspect", "daemon/core_nodes.c", "n->last_seen = now_mono(c);",
+     "if (n->liveness == LIVENESS(UP))\n        n->last_seen = now_mono(c);", "a node that is heard is never DOWN"),
+    # Events replay to the job table.
+    ("end-without-event", "daemon/core_ending.c", "    attempt_say_end(c, job, a->number);\n}", "}",
+     "events replay to the job table"),
+    ("row-before-event", "daemon/core_jobs.c", "    mark_job(c, job);\n    if (job->state == STATE(STOPPING)",
+     "    mark_job(c, job);\n    change_commit(c);\n    if (job->state == STATE(STOPPING)", ""),
+    # Jobs finish, devices come free, agents may forget.
+    ("back-off-for-ever", "daemon/core_attempts.c", "job->backoff_due = 0;\n        job_fire(c, job, EV_BACKOFF_OVER);",
+     "job_fire(c, job, EV_BACKOFF_OVER);", ""),
+    ("kill-never-overdue", "daemon/core_nodes.c", "    h->kill_due = h->kill_from + c->kill_confirm_ns;",
+     "    h->kill_due = 0;", ""),
+    ("drained-for-ever", "daemon/core_nodes.c", "    if (overdue)\n        node_undrain(c, n);", "    (void)overdue;", ""),
+    ("never-forgotten", "daemon/core_ending.c", "        send_forget(c, n, job->id, a->number);\n", "", "agents may forget"),
+    # No illegal transition.
+    ("row-missing", "daemon/job_table.c", "    {STOPPING, ANY_TARGET, EV_FAILED_INFRA, STOPPING, KEEP, ACT_KILL},\n", "",
+     "no illegal transition"),
+]

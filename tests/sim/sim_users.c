@@ -1,0 +1,187 @@
+/* Users: the jobs they submit and what they ask of them, and what they were promised. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/sim/sim.h"
+#include "tests/world/spec.h"
+
+static const struct core_user ann = {.uid = 1000, .gid = 1000, .name = "ann"};
+
+struct sim_job *job_by_id(struct sim *s, int64_t id)
+{
+    for (int i = 0; i < s->n_jobs; i++)
+        if (s->jobs[i].id == id)
+            return &s->jobs[i];
+    return NULL;
+}
+
+static struct user_op *op_new(struct sim *s, int verb)
+{
+    struct user_op *op = calloc(1, sizeof *op);
+    if (!op)
+        abort();
+    *op = (struct user_op){.next = s->ops, .sim = s, .life = s->life, .verb = verb};
+    s->ops = op;
+    return op;
+}
+
+bool users_wait(const struct sim *s)
+{
+    for (const struct user_op *op = s->ops; op; op = op->next)
+        if (!op->answered && op->life == s->life)
+            return true;
+    return false;
+}
+
+/* ---- submits ---- */
+
+static void submitted(void *arg, int rc, const struct error *err, int64_t id)
+{
+    struct user_op *op = arg;
+    struct sim *s = op->sim;
+    op->answered = true;
+    if (rc) {
+        trace(s, "submit refused: %s", err->message);
+        op->refused = true;
+        return;
+    }
+    struct sim_job *job = job_by_id(s, id);
+    if (!job)
+        violated(s, "acknowledged submits survive", "job %lld is acknowledged, and no row of it is durable",
+                 (long long)id);
+    trace(s, "job %lld is acknowledged", (long long)id);
+    job->acknowledged = true;
+}
+
+static void submit(struct sim *s)
+{
+    struct arena mem;
+    arena_init(&mem, 1 << 20);
+    Boost__JobSpec *spec = spec_tiny(&mem);
+    Boost__Resources resources = BOOST__RESOURCES__INIT;
+    int most = 0, wide = 0;
+    for (int i = 0; i < s->n_nodes; i++) {
+        most = s->nodes[i].slots > most ? s->nodes[i].slots : most;
+        wide += s->nodes[i].slots > 1;
+    }
+    int nodes = one_in(s, 2) ? 1 : (int)between(s, 1, s->n_nodes);
+    int per_node = (int)between(s, 1, most);
+    int fit = 0;
+    for (int i = 0; i < s->n_nodes; i++)
+        fit += s->nodes[i].slots >= per_node;
+    if (nodes > fit)
+        nodes = fit;
+    spec->resources = &resources;
+    resources.has_nodes = resources.has_devices_per_node = true;
+    resources.nodes = nodes;
+    resources.devices_per_node = per_node;
+    spec->parallel->tp = 1;
+    spec->parallel->has_dp = true;
+    spec->parallel->dp = nodes * per_node;
+    spec->parallel->micro_batch = 1;
+    spec->parallel->global_batch = nodes * per_node;
+    spec->run->steps = one_in(s, 5) ? between(s, 60, 250) : between(s, 3, 40);
+    spec->checkpoint->every_steps = between(s, 2, 12);
+    spec->checkpoint->has_keep = true;
+    spec->checkpoint->keep = (int32_t)between(s, 1, 3);
+    spec->has_priority = true;
+    spec->priority = (int32_t)between(s, 0, 2) * 40;
+    spec->restart->has_max_restarts = spec->restart->has_no_progress_limit = true;
+    spec->restart->max_restarts = (int32_t)between(s, 0, 6);
+    spec->restart->no_progress_limit = (int32_t)between(s, 1, 6);
+    if (one_in(s, 8)) {
+        spec->has_time_limit_s = true;
+        spec->time_limit_s = between(s, 10, 300);
+    }
+    if (one_in(s, 5)) {
+        spec->has_stop_grace_s = true;
+        spec->stop_grace_s = between(s, 1, 40);
+    }
+    struct user_op *op = op_new(s, -1);
+    op->job = ++s->submitted;
+    spec->name = arena_printf(&mem, "%d", s->submitted);
+    trace(s, "submit: %d x %d, %lld steps", nodes, per_node, (long long)spec->run->steps);
+    core_submit(s->core, spec, &ann, one_in(s, 10), submitted, op);
+    arena_free(&mem);
+    controller_poke(s);
+}
+
+static void submits(struct sim *s, struct event *e)
+{
+    if (s->to_submit <= 0)
+        return;
+    if (s->core && s->n_jobs < MAX_JOBS - 2) {
+        s->to_submit--;
+        submit(s);
+    }
+    if (s->to_submit > 0)
+        at(s, s->now + between(s, 100 * MS, 20 * S), submits, e->what);
+}
+
+/* ---- controls ---- */
+
+static void controlled(void *arg, int rc, const struct error *err, const char *text)
+{
+    struct user_op *op = arg;
+    struct sim *s = op->sim;
+    struct sim_job *job = job_by_id(s, op->job);
+    op->answered = true;
+    trace(s, "job %lld: verb %d: %s", (long long)op->job, op->verb, rc ? err->message : text);
+    if (rc || !job || op->verb != (int)BOOST__CONTROL_REQUEST__VERB__CANCEL || job->cancel_promised)
+        return;
+    job->cancel_promised = true;
+    job->promised_ns = s->now;
+}
+
+bool was_refused(const struct sim *s, const struct sim_job *job)
+{
+    for (const struct user_op *op = s->ops; op; op = op->next)
+        if (op->verb == -1 && op->job == job->submit_no)
+            return op->refused && op->life == s->life;
+    return false;
+}
+
+static void control(struct sim *s, int64_t id, Boost__ControlRequest__Verb verb, bool now)
+{
+    struct user_op *op = op_new(s, (int)verb);
+    struct sim_job *job = job_by_id(s, id);
+    op->job = id;
+    if (job && verb == BOOST__CONTROL_REQUEST__VERB__CANCEL)
+        job->cancel_asked = true;
+    core_control(s->core, verb, id, now, &ann, controlled, op);
+    controller_poke(s);
+}
+
+static void controls(struct sim *s, struct event *e)
+{
+    static const Boost__ControlRequest__Verb verbs[] = {
+        BOOST__CONTROL_REQUEST__VERB__CANCEL,     BOOST__CONTROL_REQUEST__VERB__HOLD,
+        BOOST__CONTROL_REQUEST__VERB__HOLD,       BOOST__CONTROL_REQUEST__VERB__RELEASE,
+        BOOST__CONTROL_REQUEST__VERB__RELEASE,    BOOST__CONTROL_REQUEST__VERB__RELEASE,
+        BOOST__CONTROL_REQUEST__VERB__CHECKPOINT, BOOST__CONTROL_REQUEST__VERB__CHECKPOINT};
+    if (s->healed)
+        return;
+    if (s->core && s->n_jobs)
+        control(s, s->jobs[between(s, 0, s->n_jobs - 1)].id, verbs[between(s, 0, 7)], one_in(s, 3));
+    at(s, s->now + between(s, S, 2 * s->control_gap), controls, e->what);
+}
+
+static void releases(struct sim *s, struct event *e)
+{
+    for (int i = 0; s->core && i < s->n_jobs; i++)
+        if (s->jobs[i].state == BOOST__JOB_STATE__VALUE__HELD)
+            control(s, s->jobs[i].id, BOOST__CONTROL_REQUEST__VERB__RELEASE, false);
+    at(s, s->now + 10 * S, releases, e->what);
+}
+
+void users_release_all(struct sim *s)
+{
+    at(s, s->now + S, releases, "user releases");
+}
+
+void users_begin(struct sim *s)
+{
+    at(s, between(s, 0, 2 * S), submits, "user submits");
+    at(s, between(s, S, s->control_gap), controls, "user asks");
+}

@@ -1,0 +1,102 @@
+/* What the simulator (tests/sim) has found, each in the smallest world that shows it. */
+#include "tests/unit/daemon/core_world.h"
+
+/* Its updates were lost, its shards were not: it ran, and may have to go without what it began from. */
+static void what_sent_shards_is_not_started_again(void **state)
+{
+    (void)state;
+    for (int restart = 0; restart < 2; restart++) {
+        struct world *w = world_new();
+        struct fake_agent *a = agent_add(w, "n1", 2);
+        join_world(w, a);
+        int64_t id = submit(w);
+        pump(w);
+        struct fake_attempt *x = newest(w, a, id);
+        say_checkpoint(w, a, x, 20);
+        pump(w);
+        assert_state(w, id, STARTING);
+        assert_int_equal(job_of(w, id)->checkpoint_step, 20);
+        if (restart)
+            controller_restart(w);
+        else
+            disconnect(w, a);
+        x->forgotten = true; /* its disk is new */
+        join_world(w, a);
+        pump(w);
+        assert_int_equal(x->starts, 1);
+        assert_state(w, id, RECOVERING);
+        assert_int_equal(job_of(w, id)->reason, REASON(NodeLost));
+        world_free(w);
+    }
+}
+
+/* An agent works on through a restart of the controller, and answers whoever is there. */
+static void an_answer_to_an_earlier_run_is_none(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    a->answers = false;
+    say_checkpoint(w, a, x, 20);
+    pump(w);
+    assert_int_equal(a->manifests, 1);
+    uint64_t first = a->last_task;
+    controller_restart(w);
+    join_world(w, a);
+    pump(w);
+    assert_int_equal(a->manifests, 2);
+    assert_true(a->last_task != first);
+    Boost__TaskReply r = BOOST__TASK_REPLY__INIT;
+    Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
+    r.has_id = 1;
+    r.id = first;
+    m.body_case = BOOST__AGENT_MESSAGE__BODY_TASK;
+    m.task = &r;
+    say(w, a->name, &m);
+    pump(w);
+    assert_int_equal(job_of(w, id)->checkpoint_step, -1);
+    r.id = a->last_task;
+    say(w, a->name, &m);
+    pump(w);
+    assert_int_equal(job_of(w, id)->checkpoint_step, 20);
+    world_free(w);
+}
+
+/* The store is found full while a job is on its way to it: its user is told no, so that it must not be placed by then. */
+static void what_is_not_durable_is_not_placed(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    struct arena mem;
+    arena_init(&mem, 1 << 20);
+    join_world(w, a);
+    a->answers = false;
+    w->store->stuck = true;
+    assert_int_equal(submit_spec(w, spec_new(&mem), false), 0);
+    advance(w, 2100); /* the preflight's time */
+    w->store->sick = ERR_NOSPACE;
+    advance(w, 6000);
+    assert_int_equal(w->reply_rc, ERR_NOSPACE);
+    w->store->stuck = false;
+    w->store->sick = 0;
+    pump(w);
+    assert_state(w, 1, CANCELLED);
+    assert_int_equal(job_of(w, 1)->n_attempts, 0);
+    assert_int_equal(a->n_attempts, 0);
+    arena_free(&mem);
+    world_free(w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_sent_shards_is_not_started_again),
+        cmocka_unit_test(an_answer_to_an_earlier_run_is_none),
+        cmocka_unit_test(what_is_not_durable_is_not_placed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

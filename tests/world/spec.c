@@ -1,0 +1,61 @@
+#include "tests/world/spec.h"
+
+Boost__JobSpec *spec_tiny(struct arena *mem)
+{
+    Boost__JobSpec *s = arena_alloc(mem, sizeof *s);
+    Boost__Model *model = arena_alloc(mem, sizeof *model);
+    Boost__Parallel *parallel = arena_alloc(mem, sizeof *parallel);
+    Boost__Data *data = arena_alloc(mem, sizeof *data);
+    Boost__TokenFile *train = arena_alloc(mem, sizeof *train);
+    Boost__TokenFile **trains = arena_alloc(mem, sizeof *trains);
+    Boost__Optimizer *optimizer = arena_alloc(mem, sizeof *optimizer);
+    Boost__Run *run = arena_alloc(mem, sizeof *run);
+    Boost__Checkpoint *checkpoint = arena_alloc(mem, sizeof *checkpoint);
+    Boost__Restart *restart = arena_alloc(mem, sizeof *restart);
+    boost__job_spec__init(s);
+    boost__model__init(model);
+    boost__parallel__init(parallel);
+    boost__data__init(data);
+    boost__token_file__init(train);
+    boost__optimizer__init(optimizer);
+    boost__run__init(run);
+    boost__checkpoint__init(checkpoint);
+    boost__restart__init(restart);
+    s->has_spec_version = 1;
+    s->spec_version = 1;
+    s->name = arena_strdup(mem, "tiny");
+    s->model = model;
+    s->parallel = parallel;
+    s->data = data;
+    s->optimizer = optimizer;
+    s->run = run;
+    s->checkpoint = checkpoint;
+    s->restart = restart;
+    model->has_factorization = model->has_hidden = model->has_layers = model->has_heads = 1;
+    model->has_intermediate = model->has_rank = model->has_vocab = 1;
+    model->factorization = BOOST__FACTORIZATION__VALUE__COLA;
+    model->hidden = 64;
+    model->layers = 2;
+    model->heads = 4;
+    model->intermediate = 128;
+    model->rank = 16;
+    model->vocab = 256;
+    parallel->has_tp = parallel->has_micro_batch = parallel->has_global_batch = 1;
+    parallel->tp = 2;
+    parallel->micro_batch = 2;
+    parallel->global_batch = 4;
+    train->path = arena_strdup(mem, "/data/train.txt");
+    trains[0] = train;
+    data->n_train = 1;
+    data->train = trains;
+    data->has_seq_len = 1;
+    data->seq_len = 32;
+    optimizer->has_lr = 1;
+    optimizer->lr = 1e-3;
+    run->has_steps = 1;
+    run->steps = 100;
+    checkpoint->dir = arena_strdup(mem, "/ckpt");
+    checkpoint->has_every_steps = 1;
+    checkpoint->every_steps = 20;
+    return s;
+}
