@@ -1,4 +1,4 @@
-/* boostctl metrics: rows, CSV or a plot of what rank 0 reported. */
+/* boostctl metrics: rows, CSV, a plot or TensorBoard files of what a rank reported. */
 #include <locale.h>
 #include <math.h>
 #include <langinfo.h>
@@ -13,6 +13,7 @@
 #include "ctl/json_out.h"
 #include "ctl/options.h"
 #include "ctl/plot.h"
+#include "proto/tbevents.h"
 
 enum { MAX_NAMES = 32, PLOT_HEIGHT = 16 };
 
@@ -30,6 +31,12 @@ struct metrics_view {
     size_t n_marks;
     int at_attempt; /* of the last point */
     json_t *list;
+    const char *board_dir; /* --tensorboard */
+    struct tbevents board;
+    int64_t board_job;
+    long long board_attempt; /* of the event written last */
+    struct error board_error;
+    bool board_failed;
     bool any;              /* a row with a value has come */
     bool found[MAX_NAMES]; /* a value of this name has come; without --name found[0] is of the one to plot */
 };
@@ -101,13 +108,37 @@ static void print_row(const Boost__MetricRow *row)
     putchar('\n');
 }
 
+/* One file a job and rank, always of the same name: to export again adds nothing twice. */
+static int board_row(struct metrics_view *v, const Boost__MetricRow *row, struct error *err)
+{
+    const char *names[TBEVENTS_VALUES];
+    double values[TBEVENTS_VALUES];
+    char suffix[32] = "";
+    size_t n = 0;
+    int rc = ERR_OK;
+    if (v->rank)
+        snprintf(suffix, sizeof suffix, "-rank-%lld", v->rank);
+    if (v->board.fd < 0)
+        rc = tbevents_open(&v->board, v->board_dir, v->board_job, suffix, "boostctl", row->wall_ns, err);
+    else if (row->attempt != v->board_attempt)
+        rc = tbevents_restart(&v->board, row->step, row->wall_ns, err);
+    v->board_attempt = row->attempt;
+    for (; n < row->n_values && n < TBEVENTS_VALUES; n++) {
+        names[n] = row->values[n]->name;
+        values[n] = row->values[n]->value;
+    }
+    return rc ? rc : tbevents_scalars(&v->board, row->step, row->wall_ns, names, values, n, err);
+}
+
 static void take_row(struct metrics_view *v, const Boost__MetricRow *row)
 {
     v->any = v->any || row->n_values;
     v->found[0] = v->found[0] || value_of(row, plotted(v));
     for (size_t i = 1; i < v->n_names; i++)
         v->found[i] = v->found[i] || value_of(row, v->names[i]);
-    if (v->plot)
+    if (v->board_dir)
+        v->board_failed = v->board_failed || board_row(v, row, &v->board_error);
+    else if (v->plot)
         add_point(v, row);
     else if (v->csv)
         print_csv(v, row);
@@ -155,6 +186,8 @@ static int read_rows(struct metrics_view *v)
         }
         fflush(stdout);
         arena_free(&arena);
+        if (v->board_failed)
+            return ctl_fail(&v->board_error);
         if (!n && (!v->follow || ended))
             return EXIT_OK;
     }
@@ -205,6 +238,24 @@ static bool split_names(struct metrics_view *v, char *list)
     return true;
 }
 
+/* The job's number, which names the folder. */
+static int find_id(struct metrics_view *v)
+{
+    struct arena arena;
+    int code;
+    ctl_arena(&arena);
+    Boost__WatchRequest body = BOOST__WATCH_REQUEST__INIT;
+    body.job = ctl_ref(&arena, v->job);
+    Boost__Request request = BOOST__REQUEST__INIT;
+    request.body_case = BOOST__REQUEST__BODY_WATCH;
+    request.watch = &body;
+    Boost__Reply *reply = ctl_ask(v->ctl, &request, BOOST__REPLY__BODY_WATCH, &arena, &code);
+    if (reply && reply->watch->summary)
+        v->board_job = reply->watch->summary->id;
+    arena_free(&arena);
+    return code;
+}
+
 /* Of "17.2"; 0: none is named. */
 static long long attempt_of(const char *text)
 {
@@ -216,9 +267,9 @@ static long long attempt_of(const char *text)
 
 int verb_metrics(struct ctl *ctl, int argc, char **argv)
 {
-    struct metrics_view v = {.ctl = ctl};
+    struct metrics_view v = {.ctl = ctl, .board.fd = -1};
     bool help = false;
-    const char *names = NULL, *rank = NULL, *tensorboard = NULL, *output = NULL;
+    const char *names = NULL, *rank = NULL, *output = NULL;
     const struct option_row rows[] = {
         {0, "name", "A,B", "only these: loss, eval_loss, lr, grad_norm, tokens_per_s, step_ms, comm_ms, ...", NULL,
          &names, NULL},
@@ -226,7 +277,8 @@ int verb_metrics(struct ctl *ctl, int argc, char **argv)
         {'f', "follow", NULL, "go on until the job has ended", &v.follow, NULL, NULL},
         {0, "plot", NULL, "draw the first name (loss) over the steps", &v.plot, NULL, NULL},
         {'o', "output", "csv", "comma-separated values", NULL, &output, NULL},
-        {0, "tensorboard", "DIR", "not built in this version", NULL, &tensorboard, NULL},
+        {0, "tensorboard", "DIR", "write them as event files of TensorBoard, into DIR/job-<id>", NULL, &v.board_dir,
+         NULL},
         {'h', "help", NULL, "this text", &help, NULL, NULL},
         {0, NULL, NULL, NULL, NULL, NULL, NULL},
     };
@@ -238,12 +290,10 @@ int verb_metrics(struct ctl *ctl, int argc, char **argv)
         options_help(rows);
         return EXIT_OK;
     }
-    if (tensorboard) {
-        fprintf(stderr, "boostctl: metrics --tensorboard is not built in this version\n  hint: use -o csv\n");
-        return EXIT_REFUSED;
-    }
     if (output && strcmp(output, "csv") != 0)
         return ctl_usage("metrics", "-o takes csv here, not '%s' (json goes before the command)", output);
+    if (v.board_dir && (v.plot || output || ctl->output > OUTPUT_WIDE))
+        return ctl_usage("metrics", "--tensorboard writes files, and takes no -o and no --plot");
     if (argc - first != 1)
         return ctl_usage("metrics", "takes one job");
     if (rank && !option_int("metrics", "--rank", rank, 0, 65535, &v.rank))
@@ -260,7 +310,10 @@ int verb_metrics(struct ctl *ctl, int argc, char **argv)
         v.list = json_array();
     if (v.follow)
         ctl_catch_interrupt();
-    int code = read_rows(&v);
+    int code = v.board_dir ? find_id(&v) : EXIT_OK;
+    if (!code)
+        code = read_rows(&v);
+    tbevents_close(&v.board);
     if (!code && v.plot && v.found[0])
         print_plot(&v);
     if (!code && !ctl->quiet)

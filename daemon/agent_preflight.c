@@ -53,8 +53,9 @@ static int check_data(const Boost__Data *data, struct error *err)
     return rc;
 }
 
-/* Whether files can be made in dir: by making one, since only that tells of quotas and full disks. */
-static int probe_dir(const char *dir, struct error *err)
+/* Whether files can be made in dir ("checkpoint directory"): by making one, since only that tells of quotas and full
+ * disks. */
+static int probe_dir(const char *what, const char *dir, struct error *err)
 {
     char path[PATH_MAX];
     static const char zeros[PROBE_BYTES];
@@ -63,12 +64,12 @@ static int probe_dir(const char *dir, struct error *err)
         return error_set(err, ERR_INVALID, "path too long: %s", dir);
     int fd = mkostemp(path, O_CLOEXEC);
     if (fd < 0)
-        return error_errno(err, errno, "checkpoint directory %s cannot be written", dir);
+        return error_errno(err, errno, "%s %s cannot be written", what, dir);
     int rc = fs_write_all(fd, zeros, sizeof zeros, err);
     if (!rc && fsync(fd) < 0)
         rc = error_errno(err, errno, "fsync");
     if (rc)
-        error_context(err, "checkpoint directory %s cannot be written", dir);
+        error_context(err, "%s %s cannot be written", what, dir);
     close(fd);
     unlink(path);
     return rc;
@@ -102,7 +103,7 @@ static int check_checkpoint_dir(const char *dir, int64_t bytes, Boost__Reason__V
 {
     int rc = fs_make_dirs(dir, 0777, err);
     if (!rc)
-        rc = probe_dir(dir, err);
+        rc = probe_dir("checkpoint directory", dir, err);
     if (!rc)
         rc = check_space(dir, bytes, err);
     else
@@ -116,6 +117,18 @@ static int check_checkpoint_dir(const char *dir, int64_t bytes, Boost__Reason__V
         rc = error_hint(err, "set checkpoint.dir to a directory that the job's user can make and write");
     }
     return rc;
+}
+
+static int check_tensorboard_dir(const char *dir, struct error *err)
+{
+    int rc = fs_make_dirs(dir, 0777, err);
+    if (!rc)
+        rc = probe_dir("directory", dir, err);
+    if (!rc)
+        return ERR_OK;
+    err->code = ERR_INVALID;
+    error_context(err, "run.tensorboard_dir %s", dir);
+    return error_hint(err, "set it to a directory that the job's user can make and write, or leave it out");
 }
 
 static int check_workdir(const char *dir, struct error *err)
@@ -142,6 +155,8 @@ int agent_preflight(const Boost__JobSpec *spec, uint32_t uid, uint32_t gid, Boos
         *reason = BOOST__REASON__VALUE__DataError;
     if (!rc)
         rc = check_checkpoint_dir(spec->checkpoint->dir, checkpoint_bytes(spec), reason, err);
+    if (!rc && spec->run && spec->run->tensorboard_dir && *spec->run->tensorboard_dir)
+        rc = check_tensorboard_dir(spec->run->tensorboard_dir, err);
     if (!rc && spec->workdir && *spec->workdir)
         rc = check_workdir(spec->workdir, err);
     as_user_end(&user);

@@ -41,10 +41,32 @@ static int last_seq(const char *path, int64_t *seq, struct error *err)
     return rc;
 }
 
+static void close_board(struct report *r, const struct error *why)
+{
+    report_line(r, "rank %d: TensorBoard files are not written any more: %s", r->rank, why->message);
+    tbevents_close(&r->board);
+}
+
+/* A file for each attempt; it tells that what earlier ones wrote of its steps is outdated. */
+static void open_board(struct report *r)
+{
+    const Boost__AttemptStart *s = r->start;
+    const char *dir = s->spec && s->spec->run ? s->spec->run->tensorboard_dir : NULL;
+    char name[64];
+    struct error err;
+    int64_t now = clock_wall_ns(), from = s->resume ? s->resume->step : 0;
+    if (r->rank != 0 || !dir || !*dir)
+        return;
+    snprintf(name, sizeof name, "%.16s-%" PRId64 ".%d", s->store_id ? s->store_id : "boost", s->job, s->attempt);
+    if (tbevents_open(&r->board, dir, s->job, "", name, now, &err) ||
+        (s->resume && tbevents_restart(&r->board, from + 1, now, &err)))
+        close_board(r, &err);
+}
+
 int report_open(struct report *r, const Boost__AttemptStart *start, int rank, bool create_pages, FILE *log,
                 struct error *err)
 {
-    *r = (struct report){.start = start, .rank = rank, .log = log, .metrics.fd = -1};
+    *r = (struct report){.start = start, .rank = rank, .log = log, .metrics.fd = -1, .board.fd = -1};
     char path[PATH_MAX];
     int rc = rank_file_path(path, sizeof path, start->run_dir, rank, "metrics", err);
     if (!rc)
@@ -63,12 +85,14 @@ int report_open(struct report *r, const Boost__AttemptStart *start, int rank, bo
         *r->status = (struct rank_status){.magic = RANK_STATUS_MAGIC};
         *r->control = (struct rank_control){.magic = RANK_CONTROL_MAGIC};
     }
+    open_board(r);
     return ERR_OK;
 }
 
 void report_close(struct report *r)
 {
     reclog_close(&r->metrics);
+    tbevents_close(&r->board);
     rank_file_unmap(r->status);
     rank_file_unmap(r->control);
     r->status = NULL;
@@ -172,6 +196,19 @@ void metrics_add(struct metrics *m, const char *name, double value)
     m->list[m->n++] = x;
 }
 
+static void report_board(struct report *r, int64_t step, int64_t wall_ns, const struct metrics *m)
+{
+    const char *names[METRICS_MAX];
+    double values[METRICS_MAX];
+    struct error err;
+    for (size_t i = 0; i < m->n; i++) {
+        names[i] = m->list[i]->name;
+        values[i] = m->list[i]->value;
+    }
+    if (tbevents_scalars(&r->board, step, wall_ns, names, values, m->n, &err))
+        close_board(r, &err);
+}
+
 void report_metrics(struct report *r, int64_t step, struct metrics *m)
 {
     Boost__MetricRecord record = BOOST__METRIC_RECORD__INIT;
@@ -194,6 +231,8 @@ void report_metrics(struct report *r, int64_t step, struct metrics *m)
     else if (!r->metrics_failing)
         report_line(r, "rank %d: metrics are being lost from step %" PRId64 " on: %s", r->rank, step, err.message);
     r->metrics_failing = rc != 0;
+    if (r->board.fd >= 0)
+        report_board(r, step, record.wall_ns, m);
 }
 
 /* ---- the end ------------------------------------------------------------------------- */

@@ -12,6 +12,7 @@
 #include "proto/base/error.h"
 #include "proto/rankfiles.h"
 #include "proto/reclog.h"
+#include "proto/tbevents.h"
 #include "proto/worker.pb-c.h"
 
 /* Asks every rank of the process to stop, as SIGTERM does. Any thread. */
@@ -28,6 +29,7 @@ struct report {
     struct reclog_writer metrics;
     int64_t seq; /* of the last metric record */
     bool metrics_failing;
+    struct tbevents board; /* of rank 0, where run.tensorboard_dir is set */
 };
 
 /* create_pages: there is no agent to make status and control page. Metric numbering goes on where a

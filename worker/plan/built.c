@@ -85,7 +85,7 @@ const struct built_rule built_rules[] = {
     {"run.log_every", BUILT_ANY, 0, NULL},
     {"run.seed", BUILT_ANY, 0, NULL},
     {"run.precision", BUILT_ANY, 0, NULL},
-    {"run.tensorboard_dir", BUILT_EMPTY, 0, "TensorBoard files"},
+    {"run.tensorboard_dir", BUILT_ANY, 0, NULL},
 
     {"checkpoint.dir", BUILT_LOCAL, 0, "checkpoints in object storage"},
     {"checkpoint.interval", BUILT_VALUES, BIT(BOOST__INTERVAL__VALUE__STEPS) | BIT(BOOST__INTERVAL__VALUE__SECONDS),

@@ -204,12 +204,12 @@ static void every_mend_is_told(void **state)
     j.spec->parallel->auto_ = 1;
     j.spec->data->has_cache_max_mib = 1;
     j.spec->data->cache_max_mib = 9;
-    j.spec->run->tensorboard_dir = "/tb";
+    j.spec->checkpoint->mirror = "s3://bucket/prefix";
     assert_int_equal(plan_validate(j.spec, &err), ERR_UNSUPPORTED);
     assert_string_equal(err.hint,
-                        "set parallel.auto: false; set data.cache_max_mib: 0; leave run.tensorboard_dir out");
+                        "set parallel.auto: false; set data.cache_max_mib: 0; leave checkpoint.mirror out");
     /* "; and N more" stands for those whose mend is not among the ones that the hint shows. */
-    enum { FILES = 4, FIELDS = 9 + FILES };
+    enum { FILES = 4, FIELDS = 8 + FILES };
     Boost__TokenFile files[FILES], *list[FILES];
     for (int i = 0; i < FILES; i++) {
         files[i] = *j.spec->data->train[0];
