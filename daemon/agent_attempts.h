@@ -148,6 +148,8 @@ void attempt_try_forget(struct agent_attempt *a);
 
 /* Preflight, run directory and start.pb in a thread, then the keeper; or AttemptRefused. */
 void attempt_launch(struct agent_attempt *a);
+/* Tells what one that is PREPARING waits for, where that may take long. */
+void attempt_tell_doing(struct agent_attempt *a);
 /* For one that is PREPARED. */
 void attempt_run_keeper(struct agent_attempt *a);
 void attempt_refuse(struct agent *agent, int64_t job, int32_t attempt, Boost__ExitClass__Value class_,

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <uv.h>
 
+#include "daemon/agent_choose.h"
 #include "daemon/agent_leftover.h"
 #include "daemon/agent_node.h"
 #include "daemon/agent_nvml.h"
@@ -501,15 +502,23 @@ int devices_assign(struct agent *agent, Boost__AttemptStart *s, struct error *er
     s->devices = calloc(s->n_ranks, sizeof(Boost__RankDevice *)); /* the message's: freed with it */
     if (!s->devices)
         return error_set(err, ERR_NOMEM, "no memory for the attempt");
-    for (int i = 0; d && i < d->now.n; i++) {
+    int group[NVML_GPUS_MAX], room[NVML_GPUS_MAX], *order = calloc(s->n_ranks, sizeof *order);
+    int n = d ? d->now.n : 0, given = 0;
+    for (int i = 0; i < n; i++) {
         const struct nvml_gpu *g = &d->now.gpus[i];
-        if (!g->uuid[0] || *trouble_of(d, i) || stranger(agent, i))
-            continue;
-        for (int left = agent->config->ranks_per_gpu - users(agent, g->uuid); left > 0 && s->n_devices < s->n_ranks;
-             left--)
-            if (!add_device(s, i, g->uuid))
-                return error_set(err, ERR_NOMEM, "no memory for the attempt");
+        bool usable = g->uuid[0] && !*trouble_of(d, i) && !stranger(agent, i);
+        int left = usable ? agent->config->ranks_per_gpu - users(agent, g->uuid) : 0;
+        room[i] = left > 0 ? left : 0;
+        group[i] = g->nvlink_group;
     }
+    if (order)
+        given = choose_gpus(group, room, n, (int)s->n_ranks, order);
+    bool ok = order != NULL;
+    for (int i = 0; ok && i < given; i++)
+        ok = add_device(s, order[i], d->now.gpus[order[i]].uuid);
+    free(order);
+    if (!ok)
+        return error_set(err, ERR_NOMEM, "no memory for the attempt");
     if (s->n_devices < s->n_ranks)
         return too_few(agent, s->n_devices, s->n_ranks, err);
     s->device_name = strdup(d->now.gpus[s->devices[0]->index].name);

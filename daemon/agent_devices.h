@@ -34,8 +34,8 @@ void devices_told(struct agent_devices *d);
 /* Whether no GPU of a node that should have some can be had for what is wrong with them, and why. */
 bool devices_unsound(const struct agent *agent, char *why, size_t cap);
 
-/* Fills in devices, device_name and peak_flops of an order: for a job on CUDA the first GPUs that are sound, free and
- * used by nobody else. ERR_BUSY says why there are too few. */
+/* Fills in devices, device_name and peak_flops of an order: for a job on CUDA GPUs that are sound, free and
+ * used by nobody else, joined by NVLink where that can be (agent_choose.h). ERR_BUSY says why there are too few. */
 MUST_USE int devices_assign(struct agent *agent, Boost__AttemptStart *start, struct error *err);
 
 /* The number of a look that begins after this call; devices_looked() reaches it when it is over. */

@@ -214,6 +214,18 @@ static void prepared(uv_work_t *work, int status)
     free(l);
 }
 
+void attempt_tell_doing(struct agent_attempt *a)
+{
+    Boost__AttemptDoing doing = BOOST__ATTEMPT_DOING__INIT;
+    if (a->state != ATTEMPT_PREPARING || !*a->agent->config->prolog)
+        return;
+    doing.has_job = doing.has_attempt = true;
+    doing.job = a->job;
+    doing.attempt = a->attempt;
+    doing.text = "prolog";
+    agent_send(a->agent, BOOST__AGENT_MESSAGE__BODY_DOING, &doing.base);
+}
+
 void attempt_launch(struct agent_attempt *a)
 {
     struct launch *l = calloc(1, sizeof *l);
@@ -230,6 +242,7 @@ void attempt_launch(struct agent_attempt *a)
         a->cancel_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     a->busy++;
     uv_queue_work(a->agent->loop, &l->work, prepare, prepared);
+    attempt_tell_doing(a);
 }
 
 struct keeper_process {

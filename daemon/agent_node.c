@@ -151,6 +151,8 @@ static void on_registered(void *arg, const Boost__Registered *answer)
     attempts_resend(agent);
     for (size_t i = 0; i < answer->n_verdicts; i++)
         attempts_verdict(agent, answer->verdicts[i]);
+    for (struct agent_attempt *a = agent->attempts; a; a = a->next)
+        attempt_tell_doing(a);
     rendezvous_resend(agent->rendezvous);
     poll_all(agent);
 }

@@ -521,6 +521,14 @@ static void dispatch(struct core *c, struct node *n, const Boost__AgentMessage *
     case BOOST__AGENT_MESSAGE__BODY_DEVICES:
         node_devices(c, n, msg->devices);
         break;
+    case BOOST__AGENT_MESSAGE__BODY_DOING: {
+        struct attempt_part *part = live_part(c, n->name, msg->doing->job, msg->doing->attempt, &job, &a);
+        if (part) {
+            text_set(&part->doing, msg->doing->text);
+            progress_changed(c, job);
+        }
+        break;
+    }
     case BOOST__AGENT_MESSAGE__BODY_HEALTH:
         node_health(c, n, msg->health);
         break;

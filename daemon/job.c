@@ -48,6 +48,7 @@ void attempt_clear_ranks(struct attempt *a)
     a->world = 0;
     for (int p = 0; p < a->n_parts; p++) {
         free(a->parts[p].node);
+        free(a->parts[p].doing);
         free(a->parts[p].ranks);
     }
     free(a->parts);

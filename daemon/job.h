@@ -104,6 +104,7 @@ struct attempt_part {
     bool gone;  /* the node confirmed that nothing of it is left */
     bool lost;  /* the node is DOWN or never confirmed: not waited for */
     bool heard; /* something came from it: the agent has it */
+    char *doing; /* what it waits for there before it has ranks; NULL: nothing was said */
 };
 
 struct attempt {

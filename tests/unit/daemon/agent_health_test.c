@@ -223,12 +223,12 @@ static void test_an_epilog_hangs(void **state)
     char epilog[PATH_MAX], sets[PATH_MAX + 64];
     script(f, "epilog.sh", "echo still busy; sleep 60", epilog);
     f->sets[0] = text_of(sets, "epilog", epilog);
-    f->sets[1] = "epilog_timeout_ms=500";
+    f->sets[1] = "epilog_timeout_ms=2000";
     start_agent(f);
     accept_agent(f, NULL);
     order_start(f, "exit7", 1, 1);
     pass(f, BOOST__AGENT_MESSAGE__BODY_NODE_END);
-    expect_failed(f, "epilog", "epilog.sh: not over after 0.5 s, killed: still busy");
+    expect_failed(f, "epilog", "epilog.sh: not over after 2.0 s, killed: still busy");
     Boost__AgentMessage *m = expect(f, BOOST__AGENT_MESSAGE__BODY_NODE_END);
     assert_false(m->node_end->epilog);
     boost__agent_message__free_unpacked(m, NULL);
