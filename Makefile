@@ -223,7 +223,7 @@ $(eval $(call unit_room,worker,$(L_WORKER),$(S_WORKER)))
 $(eval $(call unit_room,store,$(L_STORE),$(S_STORE)))
 # These open what stands in for a library of NVIDIA.
 $(BUILD)/tests/daemon/agent_gpu_test $(BUILD)/tests/daemon/agent_nvml_test: | $(BUILD)/tests/fakes/nvml.so
-$(eval $(call unit_room,daemon,$(L_DAEMON),$(S_DAEMON)))
+$(eval $(call unit_room,daemon,$(LIB)/libworld.a $(L_DAEMON),$(S_DAEMON)))
 $(eval $(call unit_room,ctl,$(L_CTL),$(S_CTL)))
 
 # tests/fakes/*.c: shared libraries that stand in for those of a machine with GPUs. boost-cuda.so: this build's id, and
@@ -238,9 +238,10 @@ $(FAKES):
 
 # tests/world/*.c: the controller's core in a world of its own. tests/sim/*.c: the simulator of a cluster around it, a
 # library too, so that tests/sim/mutants_test.py can link it with bugs that it plants.
-$(LIB)/libsim.a: $(call objs,$(wildcard tests/sim/*.c tests/world/*.c))
+$(LIB)/libworld.a: $(call objs,$(wildcard tests/world/*.c))
+$(LIB)/libsim.a: $(call objs,$(wildcard tests/sim/*.c))
 SIMULATOR := $(BUILD)/sim/simulator
-$(SIMULATOR): $(LIB)/libsim.a $(L_DAEMON)
+$(SIMULATOR): $(LIB)/libsim.a $(LIB)/libworld.a $(L_DAEMON)
 	@mkdir -p $(@D)
 	@$(CC) $(LDFLAGS) $(RPATH) -o $@ $^ $(S_DAEMON)
 	@echo "  LD   $@"

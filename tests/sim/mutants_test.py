@@ -31,7 +31,7 @@ def build(name, source, code):
     program = folder / "simulator"
     lib = BUILD / "lib"
     subprocess.run(CC + ["-std=c17", "-O1", "-w", "-D_GNU_SOURCE", f"-I{ROOT}", f"-I{BUILD}/gen", "-fno-strict-aliasing",
-                         "-o", str(program), str(copy), str(lib / "libsim.a"),
+                         "-o", str(program), str(copy), str(lib / "libsim.a"), str(lib / "libworld.a"),
                          str(lib / "libdaemon.a"), str(lib / "libstore.a"), str(lib / "libplan.a"),
                          str(lib / "libproto.a"), "-lsqlite3", "-lprotobuf-c", "-ljansson", "-lm", "-pthread"], check=True)
     return program

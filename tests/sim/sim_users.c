@@ -58,7 +58,7 @@ static void submit(struct sim *s)
 {
     struct arena mem;
     arena_init(&mem, 1 << 20);
-    Boost__JobSpec *spec = spec_tiny(&mem);
+    Boost__JobSpec *spec = spec_new(&mem);
     Boost__Resources resources = BOOST__RESOURCES__INIT;
     int most = 0, wide = 0;
     for (int i = 0; i < s->n_nodes; i++) {

@@ -15,7 +15,7 @@ static void *more(void *rows, int n, int *cap, size_t size)
         abort();
     return rows;
 }
-#define ADD(of, name) \
+#define ADD(of, name)                                                                      \
     ((of)->name = more((of)->name, (of)->n_##name, &(of)->cap_##name, sizeof *(of)->name), \
      &(of)->name[(of)->n_##name++])
 
@@ -163,15 +163,15 @@ static void add_metrics(void *arg, int64_t job, int attempt, int rank, const str
 }
 
 /* Replaces by key, looked for from the newest, or appends. */
-#define APPLY(name, same)                                                \
-    for (int i = 0; i < t->n_##name; i++) {                              \
-        int at = m->n_##name - 1;                                        \
-        while (at >= 0 && !(same))                                       \
-            at--;                                                        \
-        if (at >= 0)                                                     \
-            m->name[at] = t->name[i];                                    \
-        else                                                             \
-            *ADD(m, name) = t->name[i];                                  \
+#define APPLY(name, same)                   \
+    for (int i = 0; i < t->n_##name; i++) { \
+        int at = m->n_##name - 1;           \
+        while (at >= 0 && !(same))          \
+            at--;                           \
+        if (at >= 0)                        \
+            m->name[at] = t->name[i];       \
+        else                                \
+            *ADD(m, name) = t->name[i];     \
     }
 
 static void apply(struct mem_store *m, const struct mem_txn *t)
@@ -255,14 +255,14 @@ void mem_crash(struct mem_store *m)
 
 /* ---- loading ---- */
 
-#define LOAD(name, type)                                                                                        \
-    static int load_##name(void *arg, void (*each)(void *, const struct type *), void *x, struct error *err)    \
-    {                                                                                                           \
-        struct mem_store *m = arg;                                                                              \
-        (void)err;                                                                                              \
-        for (int i = 0; i < m->n_##name; i++) /* of a job they came in order */                                 \
-            each(x, &m->name[i]);                                                                               \
-        return ERR_OK;                                                                                          \
+#define LOAD(name, type)                                                                                     \
+    static int load_##name(void *arg, void (*each)(void *, const struct type *), void *x, struct error *err) \
+    {                                                                                                        \
+        struct mem_store *m = arg;                                                                           \
+        (void)err;                                                                                           \
+        for (int i = 0; i < m->n_##name; i++) /* of a job they came in order */                              \
+            each(x, &m->name[i]);                                                                            \
+        return ERR_OK;                                                                                       \
     }
 LOAD(jobs, store_job)
 LOAD(attempts, store_attempt)

@@ -1,6 +1,6 @@
 #include "tests/world/spec.h"
 
-Boost__JobSpec *spec_tiny(struct arena *mem)
+Boost__JobSpec *spec_new(struct arena *mem)
 {
     Boost__JobSpec *s = arena_alloc(mem, sizeof *s);
     Boost__Model *model = arena_alloc(mem, sizeof *model);

@@ -6,6 +6,6 @@
 #include "proto/job.pb-c.h"
 
 /* A tiny CoLA model on two CPU slots, 100 steps, a checkpoint in /ckpt every 20: valid as it is. In `mem`. */
-Boost__JobSpec *spec_tiny(struct arena *mem);
+Boost__JobSpec *spec_new(struct arena *mem);
 
 #endif

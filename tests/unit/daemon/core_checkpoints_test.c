@@ -1,0 +1,236 @@
+/* The registry of checkpoints: commits, damage, retention, what is given up. */
+#include "tests/unit/daemon/core_world.h"
+
+static const char *info(struct world *w, int64_t id, struct arena *mem)
+{
+    Boost__JobSummary *s = core_summary(w->core, job_of(w, id), mem);
+    assert_non_null(s);
+    return s->info;
+}
+
+static struct checkpoint *ckpt(struct world *w, int64_t id, int64_t step, int attempt)
+{
+    struct checkpoint *k = job_checkpoint(job_of(w, id), step, attempt);
+    assert_non_null(k);
+    return k;
+}
+
+static void damaged_ones_are_skipped_and_said(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    say_checkpoint(w, a, x, 20);
+    say_checkpoint(w, a, x, 40);
+    say_step(w, a, x, 50);
+    pump(w);
+    snprintf(a->verify_bad, sizeof a->verify_bad, "step-40.a1");
+    a->verify_code = ERR_CORRUPT;
+    say_end_of(w, a, x, 0, (struct end){.signal = 9});
+    x = (pump(w), recovered(w, a, id));
+    assert_int_equal(x->from_step, 20);
+    assert_says(event_of(w, id, "checkpoint-damaged")->text, "checkpoint of step 40 does not verify");
+    assert_says(event_of(w, id, "checkpoint-damaged")->text, "the one of step 20 is tried");
+    assert_says(ckpt(w, id, 40, 1)->note, "damaged: ");
+    /* The next one knows, over a restart too. */
+    controller_restart(w);
+    join_world(w, a);
+    pump(w);
+    assert_true(ckpt(w, id, 40, 1)->damaged);
+    snprintf(a->verify_bad, sizeof a->verify_bad, "step-");
+    int verifies = a->verifies;
+    say_end_of(w, a, x, 0, (struct end){.signal = 9});
+    x = (pump(w), recovered(w, a, id));
+    assert_int_equal(a->verifies, verifies + 1); /* only that of step 20 */
+    assert_int_equal(x->from_step, 0);
+    assert_says(event_of(w, id, "started")->text, "from the initial weights: no committed checkpoint of it verifies");
+    world_free(w);
+}
+
+static void not_reaching_is_not_damage(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    say_checkpoint(w, a, x, 20);
+    pump(w);
+    snprintf(a->verify_bad, sizeof a->verify_bad, "step-");
+    a->verify_code = ERR_IO;
+    say_end_of(w, a, x, 0, (struct end){.signal = 9});
+    advance(w, 3000);
+    assert_state(w, id, RECOVERING);
+    assert_false(ckpt(w, id, 20, 1)->damaged);
+    struct arena mem;
+    arena_init(&mem, 1 << 20);
+    assert_says(info(w, id, &mem), "cannot be verified yet");
+    arena_free(&mem);
+    a->verify_bad[0] = 0;
+    x = recovered(w, a, id);
+    assert_int_equal(x->from_step, 20);
+    world_free(w);
+}
+
+static void retention_keeps_what_it_should(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    struct arena mem;
+    arena_init(&mem, 1 << 20);
+    join_world(w, a);
+    Boost__JobSpec *s = spec_new(&mem);
+    s->checkpoint->has_keep = s->checkpoint->has_keep_every = 1;
+    s->checkpoint->keep = 2;
+    s->checkpoint->keep_every = 30;
+    int64_t id = submit_spec(w, s, false);
+    struct fake_attempt *x = newest(w, a, id);
+    for (int64_t step = 10; step <= 60; step += 10) {
+        say_step(w, a, x, step);
+        say_checkpoint(w, a, x, step);
+        pump(w);
+    }
+    static const int states[] = {CKPT(DELETED), CKPT(DELETED),   CKPT(COMMITTED),
+                                 CKPT(DELETED), CKPT(COMMITTED), CKPT(COMMITTED)};
+    for (int i = 0; i < 6; i++)
+        assert_int_equal(ckpt(w, id, 10 * (i + 1), 1)->state, states[i]);
+    assert_string_equal(a->deleted, "/ckpt/0badcafe-1/step-40.a1");
+    arena_free(&mem);
+    world_free(w);
+}
+
+static void the_one_resumed_from_stays_until_the_next_commit(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    struct arena mem;
+    arena_init(&mem, 1 << 20);
+    join_world(w, a);
+    Boost__JobSpec *s = spec_new(&mem);
+    s->checkpoint->has_keep = 1;
+    s->checkpoint->keep = 1;
+    int64_t id = submit_spec(w, s, false);
+    struct fake_attempt *x = newest(w, a, id);
+    say_step(w, a, x, 20);
+    say_checkpoint(w, a, x, 20);
+    pump(w);
+    /* The manifest of 40 is written after the attempt that wrote it died, before 20 was read. */
+    say_end_of(w, a, x, 0, (struct end){.signal = 9});
+    pump(w);
+    x = recovered(w, a, id);
+    assert_int_equal(x->from_step, 20);
+    assert_int_equal(ckpt(w, id, 20, 1)->state, CKPT(COMMITTED));
+    say_checkpoint(w, a, x, 40);
+    pump(w);
+    assert_int_equal(ckpt(w, id, 20, 1)->state, CKPT(DELETED));
+    assert_int_equal(ckpt(w, id, 40, 2)->state, CKPT(COMMITTED));
+    arena_free(&mem);
+    world_free(w);
+}
+
+static void incomplete_and_failed_ones_are_abandoned(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    say_step(w, a, x, 20);
+    say_shard(w, a, x, 0, 20, NULL);
+    say_shard(w, a, x, 1, 20, "write: No space left on device");
+    pump(w);
+    assert_int_equal(ckpt(w, id, 20, 1)->state, CKPT(ABANDONED));
+    assert_says(ckpt(w, id, 20, 1)->note, "No space left on device");
+    assert_int_equal(job_of(w, id)->reason, REASON(DiskFull));
+    assert_int_equal(a->deletes, 1); /* both ranks have spoken: the space is given back */
+    assert_state(w, id, RUNNING);
+    say_shard(w, a, x, 0, 40, NULL);
+    pump(w);
+    assert_int_equal(ckpt(w, id, 40, 1)->state, CKPT(WRITING));
+    say_end_of(w, a, x, 1, (struct end){.signal = 11});
+    pump(w);
+    assert_int_equal(ckpt(w, id, 40, 1)->state, CKPT(ABANDONED));
+    assert_says(ckpt(w, id, 40, 1)->note, "1 of 2 shards");
+    assert_int_equal(a->deletes, 2);
+    x = recovered(w, a, id);
+    assert_int_equal(x->from_step, 0);
+    world_free(w);
+}
+
+static void a_manifest_under_way_is_waited_for(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    a->answers = false; /* the manifest takes its time */
+    say_step(w, a, x, 100);
+    say_checkpoint(w, a, x, 100);
+    say_end_of(w, a, x, 0, (struct end){.done = true});
+    say_end_of(w, a, x, 1, (struct end){.done = true});
+    say_node_end(w, a, x);
+    pump(w);
+    assert_state(w, id, RUNNING);
+    assert_false(x->forgotten);
+    /* The task's reply, late. */
+    Boost__TaskReply r = BOOST__TASK_REPLY__INIT;
+    Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
+    r.has_id = 1;
+    r.id = ckpt(w, id, 100, 1)->task;
+    assert_true(r.id != 0);
+    m.body_case = BOOST__AGENT_MESSAGE__BODY_TASK;
+    m.task = &r;
+    advance(w, 4000);
+    say(w, "n1", &m);
+    pump(w);
+    assert_state(w, id, COMPLETED);
+    assert_int_equal(job_of(w, id)->checkpoint_step, 100);
+    world_free(w);
+}
+
+/* The store cannot write for longer than a manifest is waited for: the last checkpoint is committed all the same. */
+static void a_full_disk_of_the_store_costs_no_checkpoint(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    w->store->sick = ERR_NOSPACE;
+    say_step(w, a, x, 100);
+    say_checkpoint(w, a, x, 100);
+    say_end_of(w, a, x, 0, (struct end){.done = true});
+    say_end_of(w, a, x, 1, (struct end){.done = true});
+    say_node_end(w, a, x);
+    advance(w, 45500);
+    assert_state(w, id, RUNNING);
+    w->store->sick = 0;
+    advance(w, 1000);
+    assert_state(w, id, COMPLETED);
+    assert_int_equal(ckpt(w, id, 100, 1)->state, CKPT(COMMITTED));
+    world_free(w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(damaged_ones_are_skipped_and_said),
+        cmocka_unit_test(not_reaching_is_not_damage),
+        cmocka_unit_test(retention_keeps_what_it_should),
+        cmocka_unit_test(the_one_resumed_from_stays_until_the_next_commit),
+        cmocka_unit_test(incomplete_and_failed_ones_are_abandoned),
+        cmocka_unit_test(a_manifest_under_way_is_waited_for),
+        cmocka_unit_test(a_full_disk_of_the_store_costs_no_checkpoint),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
