@@ -7,6 +7,8 @@
 #include <sys/stat.h>
 
 #include "daemon/agent_heart.h"
+#include "daemon/agent_obeys.h"
+#include "daemon/agent_probe.h"
 #include "daemon/dial.h"
 #include "daemon/log.h"
 #include "proto/base/clock.h"
@@ -25,6 +27,7 @@ enum {
     FAR_PROBE_MS = 3000,   /* a heartbeat here too, so that the kernel has something to miss                  */
     FAR_TIMEOUT_MS = 15000, /* TCP_USER_TIMEOUT */
     QUIET_LOG_MS = 60000,  /* the same trouble again is logged this often */
+    PROBE_EVERY_MS = 10000, /* how often the other addresses are looked at */
     MESSAGE_ARENA = 64 << 20,
     MAX_ADDRESSES = 8,
 };
@@ -45,6 +48,13 @@ struct link_up {
     struct dial_target target;
     struct dial *dial;
     struct heart *heart;
+    struct obeys obeys;
+    struct probe probe;
+    bool probes;      /* `probe` is there: several addresses */
+    size_t probed;    /* the address looked at last          */
+    int64_t probe_ns; /* and when                            */
+    char store[17];   /* of the controller at hand, and its epoch, as its hello says */
+    uint64_t epoch;
     enum link_state state;
     char instance[33];
     int heartbeat_ms;
@@ -161,6 +171,49 @@ static void expect_answer(struct link_up *link)
     uv_timer_start(&link->timer, no_answer, far(link) ? FAR_ANSWER_MS : ANSWER_MS, 0);
 }
 
+static void make_hello(const struct link_up *link, Boost__Hello *hello, const char *store)
+{
+    hello->has_protocol = hello->has_protocol_min = hello->has_component = true;
+    hello->protocol = FRAME_PROTOCOL_VERSION;
+    hello->protocol_min = FRAME_PROTOCOL_MIN;
+    hello->component = BOOST__COMPONENT__VALUE__AGENT;
+    hello->build_id = (char *)(uintptr_t)boost_build_id();
+    hello->version = (char *)(uintptr_t)boost_version();
+    hello->node = link->node;
+    hello->store_id = (char *)(uintptr_t)store;
+    hello->has_epoch = store && *store;
+    hello->epoch = hello->has_epoch ? obeys_epoch(&link->obeys, store) : 0;
+}
+
+/* Somebody answers at another address: is it who has taken this controller's place? */
+static void probed(void *arg, const Boost__Hello *answer)
+{
+    struct link_up *link = arg;
+    if (link->state != LINK_UP || !answer->store_id || strcmp(answer->store_id, link->store) != 0 ||
+        answer->epoch <= link->epoch)
+        return;
+    char text[200];
+    snprintf(text, sizeof text, "a later one (adoption %u) is at %s", (unsigned)(answer->epoch >> 32),
+             link->addresses[link->probed].text);
+    fail(link, text, NULL);
+    link->at = link->probed;
+}
+
+static void probe_others(struct link_up *link, int64_t now)
+{
+    if (!link->probes || now - link->probe_ns < PROBE_EVERY_MS * NS_PER_MS)
+        return;
+    link->probe_ns = now;
+    link->probed = (link->probed + 1) % link->way.n_addresses;
+    if (link->probed == link->at)
+        link->probed = (link->probed + 1) % link->way.n_addresses;
+    struct dial_target target = link->target;
+    target.address = &link->addresses[link->probed];
+    Boost__Hello hello = BOOST__HELLO__INIT;
+    make_hello(link, &hello, link->store);
+    probe_start(&link->probe, &target, &hello);
+}
+
 static void beat(uv_timer_t *timer)
 {
     struct link_up *link = timer->data;
@@ -174,6 +227,7 @@ static void beat(uv_timer_t *timer)
         fail(link, "no answer to heartbeats", NULL);
         return;
     }
+    probe_others(link, now);
     if (far(link) && heart_up(link->heart) && now - link->last_beat_ns < FAR_PROBE_MS * NS_PER_MS)
         return;
     Boost__AgentMessage message = BOOST__AGENT_MESSAGE__INIT;
@@ -212,18 +266,28 @@ static void take_hello(struct link_up *link, const Boost__Hello *hello)
         snprintf(text, sizeof text, "it speaks protocol %d to %d, this agent %d to %d", hello->protocol_min,
                  hello->protocol, FRAME_PROTOCOL_MIN, FRAME_PROTOCOL_VERSION);
         fail(link, text, "install the same version of boostd and boost-agent");
+    } else if (hello->store_id && hello->epoch < obeys_epoch(&link->obeys, hello->store_id)) {
+        snprintf(text, sizeof text, "it is an earlier boostd of store %.16s (adoption %u), this agent obeys adoption %u",
+                 hello->store_id, (unsigned)(hello->epoch >> 32),
+                 (unsigned)(obeys_epoch(&link->obeys, hello->store_id) >> 32));
+        fail_as(link, "does not obey", text, "stop that one, or start it with --adopt");
     } else {
+        snprintf(link->store, sizeof link->store, "%s", hello->store_id ? hello->store_id : "");
+        link->epoch = hello->has_epoch ? hello->epoch : 0;
         send_register(link);
     }
 }
 
 static void take_registered(struct link_up *link, const Boost__Registered *answer)
 {
+    struct error err;
+    if (*link->store && link->epoch && obeys_set(&link->obeys, link->store, link->epoch, &err))
+        log_error(LOG_ERROR, &err, "which controller is obeyed is not on disk");
     link->state = LINK_UP;
     link->backoff_ms = BACKOFF_MIN_MS;
     link->last_trouble[0] = '\0';
     link->last_answer_ns = clock_mono_ns();
-    link->last_beat_ns = 0;
+    link->last_beat_ns = link->probe_ns = 0; /* one that was replaced hears of it at once */
     link->heartbeat_ms = answer->has_heartbeat_ms && answer->heartbeat_ms >= 10 ? answer->heartbeat_ms : 1000;
     if (far(link) && answer->has_heart_token)
         heart_start(link->heart, link->instance, answer->heart_token, link->heartbeat_ms);
@@ -281,13 +345,8 @@ static void on_connected(void *arg, struct dial *d)
     struct link_up *link = arg;
     (void)d;
     Boost__Hello hello = BOOST__HELLO__INIT;
-    hello.has_protocol = hello.has_protocol_min = hello.has_component = true;
-    hello.protocol = FRAME_PROTOCOL_VERSION;
-    hello.protocol_min = FRAME_PROTOCOL_MIN;
-    hello.component = BOOST__COMPONENT__VALUE__AGENT;
-    hello.build_id = (char *)(uintptr_t)boost_build_id();
-    hello.version = (char *)(uintptr_t)boost_version();
-    hello.node = link->node;
+    const struct obeys *o = &link->obeys;
+    make_hello(link, &hello, o->n ? o->list[o->n - 1].store : NULL);
     link->state = LINK_HELLO;
     expect_answer(link);
     if (!send_frame(link, &hello.base))
@@ -384,6 +443,8 @@ int link_up_create(uv_loop_t *loop, const struct link_up_way *way, const char *n
     }
     *link = (struct link_up){.loop = loop, .ops = ops, .node = name, .backoff_ms = BACKOFF_MIN_MS};
     int rc = set_way(link, way, err);
+    if (!rc && obeys_load(&link->obeys, way->obeys_path ? way->obeys_path : "", err))
+        log_error(LOG_ERROR, err, "controllers obeyed before");
     if (!rc && far(link))
         rc = heart_create(loop, link->node, &link->target, &link->heart, err);
     if (rc) {
@@ -393,6 +454,9 @@ int link_up_create(uv_loop_t *loop, const struct link_up_way *way, const char *n
     uv_timer_init(loop, &link->timer);
     link->timer.data = link;
     uv_timer_start(&link->timer, try_connect, 0, 0);
+    link->probes = far(link) && way->n_addresses > 1;
+    if (link->probes)
+        probe_init(&link->probe, loop, probed, link);
     *out = link;
     return ERR_OK;
 }
@@ -402,6 +466,12 @@ static void timer_closed(uv_handle_t *handle)
     free_link(handle->data);
 }
 
+static void probe_closed(uv_handle_t *handle)
+{
+    struct link_up *link = ((struct probe *)handle->data)->arg;
+    uv_close((uv_handle_t *)&link->timer, timer_closed);
+}
+
 void link_up_close(struct link_up *link)
 {
     if (!link)
@@ -409,5 +479,9 @@ void link_up_close(struct link_up *link)
     link->state = LINK_CLOSED;
     drop_connection(link);
     heart_close(link->heart);
-    uv_close((uv_handle_t *)&link->timer, timer_closed);
+    uv_timer_stop(&link->timer);
+    if (link->probes)
+        probe_close(&link->probe, probe_closed);
+    else
+        uv_close((uv_handle_t *)&link->timer, timer_closed);
 }

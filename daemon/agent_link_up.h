@@ -31,6 +31,7 @@ struct link_up_way {
     const char *socket_path; /* of a Unix socket; NULL: by TCP */
     char *const *addresses;  /* host:port */
     size_t n_addresses;
+    const char *obeys_path; /* of agent_obeys' file; NULL: none */
     struct tls_files tls; /* read now, and again whenever they have changed */
 };
 

@@ -411,6 +411,9 @@ int agent_run(const struct agent_setup *setup, struct error *err)
     if (!rc)
         rc = make_dirs(&agent, err);
     if (!rc)
+        rc = fs_join(agent.obeys_path, sizeof agent.obeys_path, err, agent.state_dir, "controllers");
+    agent.way.obeys_path = agent.obeys_path;
+    if (!rc)
         rc = take_lock(&agent, err);
     if (rc) {
         if (agent.lock_fd >= 0)

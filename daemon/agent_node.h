@@ -3,6 +3,7 @@
  *   state_dir/lock               held while an agent runs here
  *   state_dir/attempts/<store>-<job>.<attempt>/   run directories (proto/rankfiles.h)
  *   state_dir/logs/<store>-<job>.<attempt>/       logs of ended ones, under log_keep_bytes
+ *   state_dir/controllers        which controllers were obeyed (agent_obeys.h)
  *   state_dir/lost+found/        what could not be read at a start
  *   state_dir/rendezvous.sock */
 #ifndef BOOST_DAEMON_AGENT_NODE_H
@@ -36,6 +37,7 @@ struct agent {
     int64_t memory_mib;
     char store_id[17]; /* of the controller, "" before it first took us */
     struct link_up_way way; /* to the controller */
+    char obeys_path[PATH_MAX];
     struct link_up_ops link_ops;
     struct link_up *link;
     struct agent_attempt *attempts;

@@ -25,6 +25,7 @@ struct options {
     char listen[MAX_LISTEN][ASSIGNMENT]; /* --listen, as assignments */
     size_t n_listen;
     int ready_fd;
+    bool adopt;
     bool done; /* --help or --version: nothing else to do */
 };
 
@@ -38,6 +39,8 @@ static const char usage[] =
     "                      as root /run/boost/boostd.sock)\n"
     "  --listen HOST:PORT  also by TCP with TLS, for agents and boostctl of other machines; may be repeated\n"
     "                      (certificates: tls_certificate, tls_key, tls_ca of the configuration)\n"
+    "  --adopt             takes the place of the boostd that this store is of (backup_dir of its configuration makes\n"
+    "                      copies); agents that have met this one obey the other no more\n"
     "  --log-level LEVEL   debug, info, warn or error\n"
     "  --set FIELD=VALUE   overrides one field of the configuration; may be repeated\n"
     "  --ready-fd N        writes a newline to this descriptor once it listens\n"
@@ -78,12 +81,13 @@ static int add_listen(struct options *o, const char *address, struct error *err)
 
 static int parse_options(int argc, char **argv, struct options *o, struct error *err)
 {
-    enum { CONFIG = 256, STATE_DIR, SOCKET, LISTEN, LOG_LEVEL, SET, READY_FD, HELP, VERSION };
+    enum { CONFIG = 256, STATE_DIR, SOCKET, LISTEN, ADOPT, LOG_LEVEL, SET, READY_FD, HELP, VERSION };
     static const struct option known[] = {
         {"config", required_argument, NULL, CONFIG},
         {"state-dir", required_argument, NULL, STATE_DIR},
         {"socket", required_argument, NULL, SOCKET},
         {"listen", required_argument, NULL, LISTEN},
+        {"adopt", no_argument, NULL, ADOPT},
         {"log-level", required_argument, NULL, LOG_LEVEL},
         {"set", required_argument, NULL, SET},
         {"ready-fd", required_argument, NULL, READY_FD},
@@ -107,6 +111,9 @@ static int parse_options(int argc, char **argv, struct options *o, struct error 
             break;
         case LOG_LEVEL:
             o->log_level = optarg;
+            break;
+        case ADOPT:
+            o->adopt = true;
             break;
         case LISTEN:
             rc = add_listen(o, optarg, err);
@@ -205,7 +212,7 @@ static int run(const struct options *o, const Boost__BoostdConfig *config, struc
     int rc = socket_path_find(SOCKET_LISTEN, o->socket, config->socket, socket_path, err);
     if (rc)
         return rc;
-    rc = store_open(config->state_dir, &store, err);
+    rc = o->adopt ? store_adopt(config->state_dir, &store, err) : store_open(config->state_dir, &store, err);
     if (rc) {
         if (!*err->hint)
             error_hint(err, "name another state directory with --state-dir");
@@ -213,12 +220,15 @@ static int run(const struct options *o, const Boost__BoostdConfig *config, struc
     }
     if (*store_notice(store))
         log_line(LOG_WARN, "%s", store_notice(store));
+    if (o->adopt)
+        log_line(LOG_WARN, "store %s is adopted (adoption %u): what was acknowledged after the copy was made is lost",
+                 store_id(store), (unsigned)(store_epoch(store) >> 32));
     int uv = uv_loop_init(&loop);
     if (uv < 0) {
         store_close(store);
         return error_errno(err, -uv, "cannot make the event loop");
     }
-    rc = server_create(&loop, config, store, socket_path, &server, err);
+    rc = server_create(&loop, config, store, socket_path, o->adopt, &server, err);
     if (!rc) {
         log_line(LOG_INFO, "boostd %s (%s) listens on %s, state in %s, store %s", boost_version(), boost_build_id(),
                  socket_path, config->state_dir, store_id(store));

@@ -129,6 +129,21 @@ static void send_registered(struct core *c, struct node *n, const Boost__Registe
     free(list);
 }
 
+/* An adopted store is behind: what it does not know of was begun since, and its numbers are taken. */
+static void learn_numbers(struct core *c, const Boost__Register *m)
+{
+    for (size_t i = 0; i < m->n_attempts; i++) {
+        const Boost__LiveAttempt *x = m->attempts[i];
+        if (x->store_id && strcmp(x->store_id, core_store_id(c)) != 0)
+            continue;
+        struct job *job = core_job(c, x->job);
+        if (job && x->attempt > job->attempt_floor && x->attempt <= job->n_attempts + CORE_ADOPTED_GAP)
+            job->attempt_floor = x->attempt;
+        if (x->job >= c->next_job_id && x->job < c->next_job_id + CORE_ADOPTED_GAP)
+            c->next_job_id = x->job + 1;
+    }
+}
+
 /* The parts of live attempts here: go on, begin after all, or gone. */
 static void reconcile(struct core *c, struct node *n, const Boost__Register *m)
 {
@@ -196,6 +211,7 @@ int core_agent_register(struct core *c, const Boost__Register *msg, struct error
     node_devices(c, n, msg->devices);
     if (was != LIVENESS(UP) && was != LIVENESS(SUSPECT))
         say_up(c, n, rebooted);
+    learn_numbers(c, msg);
     rebuild_holdings(c, n, msg);
     node_health(c, n, msg->health);
     send_registered(c, n, msg);

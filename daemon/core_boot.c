@@ -259,6 +259,28 @@ static void adopt(struct core *c, struct job *job)
         list_add(&c->working, job, link_working);
 }
 
+void core_adopted(struct core *c)
+{
+    c->settle_until = c->up_since + c->restart_grace_ns;
+    c->next_job_id += CORE_ADOPTED_GAP;
+    c->next_event_id += CORE_ADOPTED_GAP;
+}
+
+bool core_settling(struct core *c)
+{
+    if (!c->settle_until)
+        return false;
+    bool waits = false;
+    for (const struct node *n = c->nodes; n; n = n->next)
+        waits = waits || n->liveness == LIVENESS(JOINING);
+    if (waits && now_mono(c) < c->settle_until) {
+        due_at(c, c->settle_until);
+        return true;
+    }
+    c->settle_until = 0;
+    return false;
+}
+
 int core_load(struct core *c, struct error *err)
 {
     struct loader l = {.c = c};

@@ -29,6 +29,8 @@
 #define CORE_STORE_NS     (5 * NS_PER_S)  /* a user waits for a store that cannot write          */
 #define CORE_HEART_ALONE  6              /* node time-outs that heartbeats alone keep a node up    */
 #define CORE_REFUSED_NS   (300 * NS_PER_S) /* a node that would not start a job is its last choice    */
+#define CORE_REFUSED_NS (300 * NS_PER_S) /* a node that would not start a job is its last choice    */
+#define CORE_ADOPTED_GAP  10000            /* numbers that may have been given since a copy was made  */
 #define CORE_RETRY_NS     (5 * NS_PER_S)  /* between tries of a task or a start                  */
 #define CORE_STOP_MIN_NS  (30 * NS_PER_S) /* the least automatic stop grace                      */
 #define CORE_TASK_TRIES   3
@@ -160,6 +162,7 @@ struct core {
     int user_running_jobs, user_devices, user_queued_jobs; /* 0: no limit */
     Boost__BoostdConfig *config;                           /* a copy, for its lists */
     int64_t up_since; /* mono */
+    int64_t settle_until; /* mono; after an adoption nothing is started before; 0 = no adoption */
 
     struct job **jobs; /* by id, ascending */
     int n_jobs, cap_jobs;
@@ -391,6 +394,7 @@ int spec_nodes(const Boost__JobSpec *resolved);
 int spec_devices(const Boost__JobSpec *resolved);
 enum sched_pool spec_pool(const Boost__JobSpec *resolved);
 /* Devices were chosen (takes over `nodes`): its checkpoint is verified, then the attempt begins. */
+bool core_settling(struct core *c); /* see core_adopted() */
 void start_begin(struct core *c, struct job *job, struct node **nodes);
 /* start_begin() goes on with this; it ends with start_proven(), start_later() or a failed attempt. core_shared.c */
 void shared_prove(struct core *c, struct job *job);

@@ -254,8 +254,25 @@ static void start_next(struct core *c, struct job *job)
         progress_changed(c, job);
 }
 
+/* Numbers that the controller gave whose store this one is a copy of. */
+static void skip_numbers(struct core *c, struct job *job)
+{
+    while (job->n_attempts < job->attempt_floor) {
+        struct attempt *a = job_add_attempt(job);
+        if (!a)
+            return; /* start_commit() will not get one either */
+        a->start_ns = a->end_ns = now_wall(c);
+        a->from_step = a->to_step = job->checkpoint_step > 0 ? job->checkpoint_step : 0;
+        a->fenced = true;
+        a->reason = REASON(NodeLost);
+        text_set(&a->text, "begun after the copy was made that this controller was adopted from");
+        mark_attempt(c, job, a);
+    }
+}
+
 void start_begin(struct core *c, struct job *job, struct node **nodes)
 {
+    skip_numbers(c, job);
     struct core_start *s = calloc(1, sizeof *s);
     bool held = s != NULL;
     int n = job_nodes(job);

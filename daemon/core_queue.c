@@ -525,6 +525,8 @@ static bool pool_done(const struct core *c, const struct picture *p, enum sched_
 
 void schedule_pass(struct core *c)
 {
+    if (core_settling(c))
+        return;
     struct picture *p = picture_make(c);
     struct turns t = {0};
     if (!p || !turns_init(c, &t)) {
@@ -578,6 +580,11 @@ void job_pending_reason(struct core *c, const struct job *job, struct sched_answ
     struct picture *p = c->picture ? c->picture : picture_make(c);
     if (is_kept(c, job, out))
         return;
+    if (core_settling(c)) {
+        *out = (struct sched_answer){.verdict = SCHED_WAIT, .reason = REASON(NodesDown)};
+        snprintf(out->text, sizeof out->text, "waits until every node has registered with the adopted controller");
+        return;
+    }
     if (!p) {
         *out = (struct sched_answer){.verdict = SCHED_WAIT, .reason = REASON(NoDevices)};
         snprintf(out->text, sizeof out->text, "%s", out_of_memory);

@@ -216,6 +216,7 @@ struct job {
         int64_t until; /* mono */
     } refusals[8];
     int n_refusals;
+    int attempt_floor; /* the greatest number of an attempt that an agent has told of */
     char **shared; /* nodes that see its checkpoint directory, as one of them has proven (core_shared) */
     int n_shared;
     char *start_trouble; /* why the last start could not be prepared; NULL = nothing */

@@ -242,9 +242,36 @@ bool call_job_over(const struct rpc_call *call)
 
 /* ---- requests ---------------------------------------------------------------- */
 
+/* What would be acknowledged here and known nowhere else. */
+static bool changes(const Boost__Request *r)
+{
+    switch (r->body_case) {
+    case BOOST__REQUEST__BODY_LIST:
+    case BOOST__REQUEST__BODY_SHOW:
+    case BOOST__REQUEST__BODY_EVENTS:
+    case BOOST__REQUEST__BODY_METRICS:
+    case BOOST__REQUEST__BODY_LOGS:
+    case BOOST__REQUEST__BODY_CHECKPOINTS:
+    case BOOST__REQUEST__BODY_NODES:
+    case BOOST__REQUEST__BODY_WATCH:
+    case BOOST__REQUEST__BODY_PING:
+        return false;
+    default:
+        return true;
+    }
+}
+
 static void dispatch(struct rpc_call *call)
 {
     const Boost__Request *r = call->request;
+    const char *replaced = call->session ? call->session->set->replaced : "";
+    if (*replaced && changes(r)) {
+        struct error refused;
+        error_set(&refused, ERR_REFUSED, "this boostd was replaced: %s", replaced);
+        error_hint(&refused, "ask the later one (--host); if there is none, this one has to be started with --adopt");
+        call_fail(call, &refused);
+        return;
+    }
     switch (r->body_case) {
     case BOOST__REQUEST__BODY_SUBMIT:
         rpc_submit(call, r->submit);

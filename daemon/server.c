@@ -16,6 +16,7 @@
 #include "daemon/log.h"
 #include "daemon/rpc.h"
 #include "daemon/session.h"
+#include "daemon/standby.h"
 #include "daemon/users.h"
 #include "proto/base/clock.h"
 
@@ -31,6 +32,7 @@ struct server {
     struct session_set sessions;
     struct listener listener;
     struct tcp_listeners tcp;
+    struct standby standby;
     struct tls_files tls_files; /* of the configuration */
     struct tls_context *tls;    /* NULL: no TCP */
     uv_pipe_t pipe;             /* listening */
@@ -290,7 +292,7 @@ static int make_handles(struct server *server, struct error *err)
 }
 
 int server_create(uv_loop_t *loop, const Boost__BoostdConfig *config, struct store *store, const char *socket_path,
-                  struct server **out, struct error *err)
+                  bool adopted, struct server **out, struct error *err)
 {
     *out = NULL;
     struct server *server = calloc(1, sizeof *server);
@@ -303,6 +305,8 @@ int server_create(uv_loop_t *loop, const Boost__BoostdConfig *config, struct sto
     const struct session_handler handler = {
         .arg = server, .opened = on_opened, .frame = on_frame, .drained = on_drained, .closed = on_closed};
     session_set_init(&server->sessions, loop, &handler);
+    server->sessions.store_id = store_id(store);
+    server->sessions.epoch = store_epoch(store);
     const struct core_ops ops = {
         .arg = server,
         .mono_ns = mono_ns,
@@ -319,6 +323,8 @@ int server_create(uv_loop_t *loop, const Boost__BoostdConfig *config, struct sto
         rc = core_create(config, &table, &ops, &server->core, err);
     if (!rc) {
         rpc_set_core(server->rpc, server->core);
+        if (adopted)
+            core_adopted(server->core);
         server->agents.core = server->core;
         rc = listener_open(&server->listener, socket_path, err);
     }
@@ -326,6 +332,8 @@ int server_create(uv_loop_t *loop, const Boost__BoostdConfig *config, struct sto
         rc = make_handles(server, err);
     if (!rc)
         rc = listen_tcp(server, config, err);
+    if (!rc)
+        rc = standby_start(&server->standby, loop, store, config->backup_dir, config->backup_every_s, err);
     *out = server;
     return rc;
 }
@@ -335,6 +343,7 @@ bool server_stop(struct server *server)
     /* The pipe closes the descriptor, the listener removes the file. */
     listener_close(&server->listener);
     tcp_listeners_close(&server->tcp);
+    standby_stop(&server->standby);
     session_set_close(&server->sessions);
     for (size_t i = 0; i < server->handles; i++)
         uv_close(handle_at(server, i), NULL);

@@ -17,11 +17,11 @@ struct server;
 /* Creates the core on the store and listens on `socket_path`: a missing directory is made (0755 as root, else
  * 0700), a socket that nobody listens on any more is replaced. The socket is open to all users; peer credentials
  * decide what each may do.
- * Then on the configuration's TCP addresses, with its certificates (read again on SIGHUP).
+ * adopted: see core_adopted(). Then on the configuration's TCP addresses, with its certificates (read again on SIGHUP).
  * ERR_BUSY: another daemon listens there. ERR_INVALID: something else has that name. config and store stay the caller's
  * and outlive the server. */
 MUST_USE int server_create(uv_loop_t *loop, const Boost__BoostdConfig *config, struct store *store,
-                           const char *socket_path, struct server **out, struct error *err);
+                           const char *socket_path, bool adopted, struct server **out, struct error *err);
 /* The i-th TCP address that it listens on, with its port; NULL behind the last. */
 const char *server_address(const struct server *server, size_t i);
 /* Runs the loop until SIGTERM or SIGINT. */

@@ -217,12 +217,33 @@ static int answer_hello(struct session *s, const struct error *refused)
     hello.component = BOOST__COMPONENT__VALUE__CONTROLLER;
     hello.version = (char *)boost_version();
     hello.build_id = (char *)boost_build_id();
+    hello.store_id = (char *)(uintptr_t)s->set->store_id;
+    hello.has_epoch = s->set->store_id != NULL;
+    hello.epoch = s->set->epoch;
     if (refused) {
         put_failure(&failure, refused);
         hello.refused = &failure;
     }
     struct error err;
     return session_send(s, &hello.base, &err);
+}
+
+/* An agent, which is known by its certificate, has obeyed a later boostd of this store: this one was replaced. */
+static int check_epoch(struct session *s, const Boost__Hello *hello, struct error *err)
+{
+    struct session_set *set = s->set;
+    if (s->component != BOOST__COMPONENT__VALUE__AGENT || !set->store_id || !hello->store_id ||
+        strcmp(hello->store_id, set->store_id) != 0 || hello->epoch <= set->epoch)
+        return ERR_OK;
+    bool known = *set->replaced;
+    snprintf(set->replaced, sizeof set->replaced,
+             "node %s obeys a later boostd of store %s (adoption %u, this one is %u)", s->node, set->store_id,
+             (unsigned)(hello->epoch >> 32), (unsigned)(set->epoch >> 32));
+    error_set(err, ERR_REFUSED, "this boostd was replaced: %s", set->replaced);
+    error_hint(err, "stop it; if it is to be the one all the same, start it with --adopt");
+    if (!known)
+        log_error(LOG_ERROR, err, "nothing is submitted or changed here any more");
+    return ERR_REFUSED;
 }
 
 static int check_hello(struct session *s, const Boost__Hello *hello, struct error *err)
@@ -242,7 +263,8 @@ static int check_hello(struct session *s, const Boost__Hello *hello, struct erro
     if (strlen(node) > SESSION_NODE_MAX)
         return error_set(err, ERR_INVALID, "node name has %zu bytes, the limit is %d", strlen(node), SESSION_NODE_MAX);
     memcpy(s->node, node, strlen(node) + 1);
-    return s->set->handler.opened(s->set->handler.arg, s, err);
+    int rc = s->set->handler.opened(s->set->handler.arg, s, err);
+    return rc ? rc : check_epoch(s, hello, err);
 }
 
 static int greet(struct session *s, const uint8_t *payload, size_t len, struct error *err)
@@ -265,7 +287,9 @@ static int greet(struct session *s, const uint8_t *payload, size_t len, struct e
 /* The peer broke the contract: tell it, then close. */
 static void fail(struct session *s, const struct error *err)
 {
-    log_error(LOG_INFO, err, "connection %" PRIu64 " (%s) closed", s->serial, s->who);
+    /* Agents that obey a later controller come again and again: the first was an error in the log. */
+    bool again = !s->greeted && *s->set->replaced && err->code == ERR_REFUSED;
+    log_error(again ? LOG_DEBUG : LOG_INFO, err, "connection %" PRIu64 " (%s) closed", s->serial, s->who);
     if (s->closing)
         return;
     struct error ignored;

@@ -83,6 +83,9 @@ struct session_set {
     struct session *first;
     size_t count, half_open;
     uint64_t accepted;
+    const char *store_id; /* what the hello says of this boostd; NULL: nothing */
+    uint64_t epoch;
+    char replaced[160]; /* not "": an agent obeys a later boostd of the same store; the text says which */
     uv_timer_t timer; /* runs while a session has a deadline */
     bool timing;
     uint8_t scratch[64 << 10];

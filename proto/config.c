@@ -29,6 +29,7 @@ static const struct range boostd_ranges[] = {
     {"backoff_max_ms", 1, 86400000},
     {"rendezvous_timeout_ms", 100, 3600000},
     {"kill_confirm_ms", 100, 3600000},
+    {"backup_every_s", 1, 86400},
     {"fair_share_half_life_s", 0, 31536000},
     {"preempt_gap", 1, 100},
     {"user_running_jobs", 0, 1000000},

@@ -5,6 +5,7 @@
 #include <limits.h>
 #include <pthread.h>
 #include <sqlite3.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -227,9 +228,17 @@ void store_reader_stop(struct store_reader *r); /* answers what waits */
 
 /* ---- store.c ------------------------------------------------------------------------ */
 
+/* ---- backup.c ------------------------------------------------------------------ */
+
+enum { STORE_META_MAX = 64 };
+/* The epoch of an open state.db: made when it is new, raised when it is adopted. Refuses a copy that is not. */
+MUST_USE int store_take_epoch(struct store_db *db, bool adopt, uint64_t *epoch, struct error *err);
+
 struct store {
     char dir[PATH_MAX];
     char id[9];
+    uint64_t epoch;
+    atomic_bool backup_stop;
     int lock_fd;
     int64_t max_job, max_event;
     struct buffer notice;

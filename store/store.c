@@ -99,11 +99,13 @@ static int pair_files(struct store *s, struct error *err)
                            "files aside to start without old metrics");
 }
 
-static int open_files(struct store *s, struct error *err)
+static int open_files(struct store *s, bool adopt, struct error *err)
 {
     int rc = store_schema_open(&s->state.db, s->dir, &store_state_schema, &s->notice, err);
     if (!rc)
         rc = store_schema_open(&s->metrics.db, s->dir, &store_metrics_schema, &s->notice, err);
+    if (!rc)
+        rc = store_take_epoch(&s->state.db, adopt, &s->epoch, err);
     if (!rc)
         rc = pair_files(s, err);
     if (!rc)
@@ -136,7 +138,7 @@ static int start_threads(struct store *s, struct error *err)
     return rc;
 }
 
-int store_open(const char *state_dir, struct store **out, struct error *err)
+static int open_store(const char *state_dir, bool adopt, struct store **out, struct error *err)
 {
     *out = NULL;
     struct store *s = calloc(1, sizeof *s);
@@ -154,7 +156,7 @@ int store_open(const char *state_dir, struct store **out, struct error *err)
     if (!rc)
         rc = take_lock(s, err);
     if (!rc)
-        rc = open_files(s, err);
+        rc = open_files(s, adopt, err);
     if (!rc)
         rc = start_threads(s, err);
     if (rc) {
@@ -163,6 +165,16 @@ int store_open(const char *state_dir, struct store **out, struct error *err)
     }
     *out = s;
     return ERR_OK;
+}
+
+int store_open(const char *state_dir, struct store **out, struct error *err)
+{
+    return open_store(state_dir, false, out, err);
+}
+
+int store_adopt(const char *state_dir, struct store **out, struct error *err)
+{
+    return open_store(state_dir, true, out, err);
 }
 
 /* ---- running ------------------------------------------------------------------------- */

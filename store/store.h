@@ -37,6 +37,18 @@ struct store;
  * is ERR_UNSUPPORTED, a damaged or foreign one, or a pair of files that do not belong
  * together, ERR_CORRUPT naming the file and the mend. */
 MUST_USE int store_open(const char *state_dir, struct store **out, struct error *err);
+/* The same for a boostd that takes the place of one that is gone: opens a copy that store_backup() has made too, which
+ * store_open() refuses (ERR_REFUSED), and the epoch goes up. */
+MUST_USE int store_adopt(const char *state_dir, struct store **out, struct error *err);
+/* Of two boostds with one store id the later has the greater epoch: the high 32 bits count adoptions, the low ones are
+ * random, so that two that adopt copies of one age differ. */
+uint64_t store_epoch(const struct store *s);
+/* Copies both files (metrics.db only where `metrics`), each as it is at one moment, with SQLite's backup interface, to a
+ * directory that is made. A crash leaves the last whole copy. Any thread, one at a time, until store_close(); blocks for
+ * as long as it takes. ERR_REFUSED: what lies there is no copy of this store, or was adopted. ERR_CANCELLED: see below. */
+MUST_USE int store_backup(const struct store *s, const char *dir, bool metrics, struct error *err);
+/* One that runs ends soon, none begins any more. */
+void store_backup_stop(struct store *s);
 /* Drains the writers, calls the callbacks that are due, checkpoints the WAL, releases the
  * lock. A disk that fails is waited for a few seconds; then what waits is answered with
  * its error. */

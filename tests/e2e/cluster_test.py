@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Jobs over several nodes: agents of one machine with addresses of their own (127.0.0.x), all by TLS, one checkpoint
 directory."""
-import os, signal, subprocess, time
+import os, shutil, signal, subprocess, time
 
-from harness import Cluster, Skip, processes_with, run, tiny_job, wait_until
+from harness import BIN, Cluster, Process, Skip, processes_with, run, tiny_job, wait_until
 
 QUICK = {"heartbeat_ms": 100, "suspect_ms": 700, "node_timeout_ms": 2000, "restart_grace_ms": 500}
 
@@ -66,6 +66,91 @@ def test_checkpoints_on_two_file_systems_are_refused():
         assert not [x for x in os.listdir(c.dir / "ckpt") if x.startswith(".boost")], "the proof is left"
         # One node alone is well off with either.
         c.wait_state(c.submit(tiny_job(c, steps=20)), "COMPLETED")
+
+
+def test_the_controller_restarts_under_load():
+    """Killed and started again in every phase of a job over several nodes; no rank notices."""
+    with Cluster(agents=3, cpu_slots=1, tls=True, boostd_set=QUICK) as c:
+        job = c.submit(job_of(c, 3, steps=600, every=10))
+        for _ in range(2):  # starting
+            c.restart_boostd()
+        c.wait_state(job, "RUNNING")
+        ranks = pids(c, job)
+        for step in (20, 60, 100, 140):
+            c.wait_step(job, step)
+            c.restart_boostd()
+        c.wait_nodes(3)
+        assert pids(c, job) == ranks
+        row = c.wait_state(job, "COMPLETED")
+        assert row["attempt"] == 1, c.explain(job)
+
+
+def pids(c, job, attempt=1):
+    return {n: c.rank_pids(job, attempt, n) for n in c.agents}
+
+
+def test_a_standby_takes_over():
+    """Its store is the last copy. The old controller still lives, and is obeyed no more."""
+    with Cluster(agents=0, cpu_slots=1, tls=True, boostd_set={**QUICK, "backup_every_s": 1}) as c:
+        c.boostd.terminate()
+        copy = c.dir / "copy"
+        old = c.start_boostd(backup_dir=copy)
+        first, second = c.address, c.address.replace("127.0.0.1", "127.0.0.9")
+        for n in ("n1", "n2"):
+            c.start_agent(n, controller_address=[first, second])
+        c.wait_nodes(2)
+        job = c.submit(job_of(c, 2, steps=6000, every=200))
+        c.wait_state(job, "RUNNING")
+        ranks = pids(c, job)
+        made = time.time()
+        wait_until(lambda: (copy / "state.db").exists() and (copy / "state.db").stat().st_mtime > made + 0.1, 20, "copy")
+        shutil.copytree(copy, c.dir / "standby", ignore=shutil.ignore_patterns("*.new*"))
+        late = c.submit(tiny_job(c, name="late"), "--hold")
+
+        c.certs("controller", "s", "--san", "127.0.0.9")
+        argv = [BIN / "boostd", "--config", "/dev/null", "--state-dir", c.dir / "standby", "--socket", c.dir / "s2",
+                "--listen", second]
+        for key, value in {**c.boostd_set, "restart_grace_ms": 30000, **c.tls_set("controller", "s")}.items():
+            argv += ["--set", f"{key}={value}"]
+        refused = subprocess.run([str(a) for a in argv], capture_output=True, text=True, timeout=20)
+        assert refused.returncode == 1 and "boostd --adopt" in refused.stderr, refused
+        begin = time.monotonic()
+        new = Process(argv + ["--adopt"], c.dir / "standby.log", c.env)
+        c._procs.append(new)
+        assert new.ready_line.split("store=")[1].split()[0] == old.ready_line.split("store=")[1].split()[0]
+        c.env["BOOST_HOST"] = second
+        c.wait_nodes(2, deadline=30)
+        print(f"# adopted to all nodes UP: {time.monotonic() - begin:.1f} s")
+        assert pids(c, job) == ranks, "the ranks were touched"
+        assert c.status(job)["attempt"] == 1 and c.status(job)["state"] == "RUNNING", c.status(job)
+        step = c.status(job)["step"]
+        c.wait_step(job, step + 50)
+
+        # The old one knows, says so, and acknowledges nothing more; even after a restart.
+        wait_until(lambda: "was replaced" in old.log_text(), 5, "the old one hears of it")
+        r = c.ctl("--host", first, "submit", "--hold", next(c.dir.glob("job-*.pbtxt")))
+        assert r.rc == 5 and "was replaced: node n" in r.err, r
+        assert c.ctl("--host", first, "status").rc == 0
+        assert "nothing is submitted or changed here any more" in old.log_text()
+        old.kill9()
+        c.boostd_set["backup_dir"] = copy
+        old = c.start_boostd(listen=first)
+        c.env["BOOST_HOST"] = second
+        wait_until(lambda: old.log_text().count("any more") == 2, 20, "the old one hears of it again")
+        assert c.ctl("--host", first, "cancel", "-y", job).rc == 5
+        # What was submitted after the copy is lost, and its number is not given again.
+        assert c.ctl("show", late).rc == 4
+        assert c.submit(tiny_job(c, name="new"), "--hold") > late
+        # An agent that starts again still obeys the later one.
+        c.agents["n1"].kill9()
+        c.start_agent("n1", controller_address=[first, second])
+        wait_until(lambda: "was replaced" in c.agents["n1"].log_text(), 20, "refusal of the old one")
+        c.wait_nodes(2)
+        assert pids(c, job) == ranks
+        c.ok("cancel", "--now", "-y", job)
+        c.wait_state(job, "CANCELLED")
+        old.terminate()
+        c.boostd = new
 
 
 run(globals())

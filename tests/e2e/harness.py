@@ -207,7 +207,8 @@ class Cluster:
             sets = {**self.tls_set("node", name), "controller_address": self.address,
                     "data_address": f"127.0.0.{number}", **sets}
         for key, value in {**self.agent_set, **sets}.items():
-            argv += ["--set", f"{key}={value}"]
+            for one in value if isinstance(value, list) else [value]:  # of a repeated field
+                argv += ["--set", f"{key}={one}"]
         self.agents[name] = Process([*wrap, *argv], self.dir / f"agent-{name}.log", self.env)
         self._procs.append(self.agents[name])
         return self.agents[name]
