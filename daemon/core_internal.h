@@ -29,7 +29,6 @@
 #define CORE_STORE_NS     (5 * NS_PER_S)  /* a user waits for a store that cannot write          */
 #define CORE_HEART_ALONE  6              /* node time-outs that heartbeats alone keep a node up    */
 #define CORE_REFUSED_NS   (300 * NS_PER_S) /* a node that would not start a job is its last choice    */
-#define CORE_REFUSED_NS (300 * NS_PER_S) /* a node that would not start a job is its last choice    */
 #define CORE_ADOPTED_GAP  10000            /* numbers that may have been given since a copy was made  */
 #define CORE_RETRY_NS     (5 * NS_PER_S)  /* between tries of a task or a start                  */
 #define CORE_STOP_MIN_NS  (30 * NS_PER_S) /* the least automatic stop grace                      */

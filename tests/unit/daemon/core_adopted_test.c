@@ -75,9 +75,11 @@ static void waits_for_every_node(void **state)
         int64_t id = submit(w);
         advance(w, 5000);
         assert_int_equal(job_of(w, id)->state, BOOST__JOB_STATE__VALUE__QUEUED);
-        struct sched_answer why;
-        job_pending_reason(w->core, job_of(w, id), &why);
-        assert_non_null(strstr(why.text, "until every node has registered"));
+        struct arena mem;
+        arena_init(&mem, 1 << 20);
+        Boost__JobSummary *s = core_summary(w->core, job_of(w, id), &mem);
+        assert_non_null(strstr(s->info, "until every node has registered"));
+        arena_free(&mem);
         if (comes)
             join_world(w, b);
         else
