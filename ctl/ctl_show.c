@@ -121,6 +121,20 @@ static void show_waits(const Boost__ShowReply *r)
     }
 }
 
+static void show_stragglers(const Boost__ShowReply *r)
+{
+    for (size_t i = 0; i < r->n_stragglers; i++) {
+        const Boost__StragglerInfo *x = r->stragglers[i];
+        printf("%s  rank %d on ", i ? "" : "\nslow ranks (time of a step outside collectives)\n", x->rank);
+        print_safe(stdout, x->node ? x->node : "?");
+        if (x->itself)
+            printf(": %.1f ms, %.1f times its own best (%.1f ms)\n", x->outside_ms, x->factor, x->best_ms);
+        else
+            printf(": %.1f ms, %.1f times as long as rank %d (%.1f ms)\n", x->outside_ms, x->factor, x->fastest_rank,
+                   x->fastest_ms);
+    }
+}
+
 static void show_goodput(const Boost__Goodput *g)
 {
     if (!g)
@@ -180,6 +194,7 @@ static void print_show(const struct ctl *ctl, const Boost__ShowReply *r)
         printf("\ncheckpoints\n");
         checkpoint_table(ctl, r->checkpoints, r->n_checkpoints, 2);
     }
+    show_stragglers(r);
     show_goodput(r->goodput);
     show_events(r);
     show_spec(r);

@@ -275,6 +275,20 @@ static json_t *attempt_object(const Boost__AttemptInfo *a)
     return o;
 }
 
+static json_t *straggler_object(const Boost__StragglerInfo *x)
+{
+    json_t *o = json_object();
+    json_put(o, "rank", json_integer(x->rank));
+    json_put(o, "node", json_text(x->node));
+    json_put(o, "outside_ms", json_number(x->outside_ms));
+    json_put(o, "fastest_ms", json_number(x->fastest_ms));
+    json_put(o, "fastest_rank", json_integer(x->fastest_rank));
+    json_put(o, "best_ms", json_number(x->best_ms));
+    json_put(o, "factor", json_number(x->factor));
+    json_put(o, "against", json_string(x->itself ? "ITSELF" : "FASTEST"));
+    return o;
+}
+
 json_t *json_show(const Boost__ShowReply *r)
 {
     json_t *o = json_document("boost.show/1");
@@ -287,6 +301,10 @@ json_t *json_show(const Boost__ShowReply *r)
     json_put(o, "attempts", list);
     if (r->n_devices)
         json_put(o, "devices", device_array(r->devices, r->n_devices));
+    list = json_array();
+    for (size_t i = 0; i < r->n_stragglers; i++)
+        json_array_append_new(list, straggler_object(r->stragglers[i]));
+    json_put(o, "stragglers", list);
     list = json_array();
     for (size_t i = 0; i < r->n_checkpoints; i++)
         json_array_append_new(list, json_checkpoint(r->checkpoints[i]));

@@ -237,6 +237,7 @@ void attempt_close(struct core *c, struct job *job)
     if (!a)
         return;
     a->end_ns = now_wall(c);
+    pace_free(a);
     kv_drop(c->kv, job->id, a->number, "the attempt has ended");
     checkpoints_abandon_open(c, job, a, "its attempt ended");
     trim_tails(a);

@@ -474,6 +474,15 @@ bool checkpoint_file_work(const struct job *job); /* whether it belongs to c->wo
 void send_forget(struct core *c, struct node *n, int64_t job, int attempt);
 void kv_answered(void *arg, const struct kv_asker *asker, const void *value, size_t len, const char *error);
 
+/* ---- core_pace.c: slow ranks --------------------------------------------------------------- */
+
+/* A record of the live attempt's. */
+void pace_add(struct core *c, struct job *job, struct attempt *a, int rank, const Boost__MetricRecord *record);
+void pace_free(struct attempt *a); /* it has ended */
+/* "rank 3 on gpu02 is slow (1.6x)"; NULL: no rank is (or memory is out). */
+char *pace_line(const struct job *job, struct arena *mem);
+bool pace_show(const struct job *job, struct arena *mem, Boost__ShowReply *show); /* false: memory is out */
+
 /* ---- core_metrics.c, core_logs.c ------------------------------------------------------- */
 
 void metrics_batch(struct core *c, struct job *job, struct attempt *a, struct node *n, const Boost__MetricBatch *b);

@@ -122,6 +122,8 @@ void metrics_batch(struct core *c, struct job *job, struct attempt *a, struct no
         ok = row_of(b->records[i], &mem, &rows[i]);
         if (b->records[i]->seq > seq)
             seq = b->records[i]->seq;
+        if (ok && newest && b->records[i]->seq > a->ranks[b->rank].metrics_seq)
+            pace_add(c, job, a, b->rank, b->records[i]);
         if (ok && b->rank == 0 && newest && b->records[i]->seq > a->metrics_shown) {
             show(job, b->records[i]);
             a->metrics_shown = b->records[i]->seq;

@@ -220,7 +220,8 @@ static char *running_line(struct core *c, const struct job *job, struct arena *m
     }
     if (job->reason_text && *job->reason_text)
         return arena_printf(mem, "%s; %s", node_line(job, mem), first_line(mem, job->reason_text));
-    return node_line(job, mem);
+    const char *slow = pace_line(job, mem);
+    return slow ? arena_printf(mem, "%s; %s", node_line(job, mem), slow) : node_line(job, mem);
 }
 
 static char *completed_line(const struct job *job, struct arena *mem)
@@ -399,7 +400,7 @@ Boost__ShowReply *core_show(struct core *c, const struct job *job, struct arena 
         if (n && !device_list(n, job, arena, &s->devices, &s->n_devices))
             return NULL;
     }
-    if (w.failed)
+    if (w.failed || !pace_show(job, arena, s))
         return NULL;
     s->waits = w.list;
     s->n_waits = w.n;

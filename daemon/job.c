@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/straggler.h"
 #include "proto/base/buffer.h"
 
 void text_set(char **field, const char *text)
@@ -41,6 +42,8 @@ void rank_end_free(struct rank_end *end)
 
 void attempt_clear_ranks(struct attempt *a)
 {
+    stragglers_free(a->stragglers);
+    a->stragglers = NULL;
     for (int r = 0; r < a->world; r++)
         rank_end_free(a->ranks[r].end);
     free(a->ranks);
