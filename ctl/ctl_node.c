@@ -11,7 +11,7 @@
 #include "proto/base/buffer.h"
 #include "proto/base/clock.h"
 
-enum { PAIRS_MAX = 64 << 10 };
+enum { PAIRS_MAX = 64 << 10, NODES_ARENA = 1 << 30 };
 
 /* One line a GPU. */
 void device_table(const struct ctl *ctl, Boost__DeviceInfo *const *list, size_t n, int indent)
@@ -216,22 +216,41 @@ static void print_nodes(const struct ctl *ctl, const Boost__NodesReply *r, bool 
 static int list_nodes(struct ctl *ctl, char *name)
 {
     struct arena arena;
-    ctl_arena(&arena);
+    arena_init(&arena, NODES_ARENA); /* all pages, since a table is as wide as its widest row */
     Boost__NodesRequest body = BOOST__NODES_REQUEST__INIT;
     Boost__Request request = BOOST__REQUEST__INIT;
     request.body_case = BOOST__REQUEST__BODY_NODES;
     request.nodes = &body;
     body.node = name;
     int code;
+    Boost__NodesReply all = BOOST__NODES_REPLY__INIT;
     Boost__Reply *reply = ctl_ask(ctl, &request, BOOST__REPLY__BODY_NODES, &arena, &code);
-    if (reply && name && reply->nodes->n_nodes != 1) {
-        struct error err;
+    struct error err;
+    while (reply) {
+        Boost__NodeInfo **list = realloc(all.nodes, (all.n_nodes + reply->nodes->n_nodes + 1) * sizeof *list);
+        if (!list)
+            abort();
+        all.nodes = list;
+        for (size_t i = 0; i < reply->nodes->n_nodes; i++)
+            list[all.n_nodes++] = reply->nodes->nodes[i];
+        if (!reply->more)
+            break;
+        reply = ctl_more(ctl, &arena, &err);
+        if (reply && reply->body_case != BOOST__REPLY__BODY_NODES) {
+            error_set(&err, ERR_PROTOCOL, "boostd answered with something else");
+            reply = NULL;
+        }
+        if (!reply)
+            code = ctl_fail(&err);
+    }
+    if (reply && name && all.n_nodes != 1) {
         error_set(&err, ERR_NOT_FOUND, "there is no node %s", name);
         error_hint(&err, "boostctl node ls names them all");
         code = ctl_fail(&err);
     } else if (reply) {
-        print_nodes(ctl, reply->nodes, name != NULL, &arena);
+        print_nodes(ctl, &all, name != NULL, &arena);
     }
+    free(all.nodes);
     arena_free(&arena);
     return code;
 }

@@ -53,6 +53,7 @@ static void free_call(struct rpc_call *call)
     unlink_call(call);
     arena_free(&call->arena);
     free(call->ids);
+    free(call->after_node);
     free(call);
 }
 

@@ -34,6 +34,7 @@ struct rpc_call {
     int64_t *ids;
     size_t n_ids, at;
     size_t left;
+    char *after_node; /* of a list of nodes: the last name that was sent */
     Boost__ControlReply *results;
 };
 

@@ -8,7 +8,7 @@
 #include "proto/base/clock.h"
 #include "proto/version.h"
 
-enum { SHOW_EVENTS = 10, SHOW_BYTES = LIMIT_FRAME - (64 << 10), CHECKPOINTS_PAGE = 2000 };
+enum { SHOW_EVENTS = 10, SHOW_BYTES = LIMIT_FRAME - (64 << 10), CHECKPOINTS_PAGE = 2000, NODES_PAGE = 1 << 20 };
 
 /* ---- list -------------------------------------------------------------------- */
 
@@ -246,24 +246,61 @@ void rpc_checkpoints(struct rpc_call *call, const Boost__CheckpointsRequest *req
     call_reply(call, &reply);
 }
 
+/* The part of the list behind the cursor that fits into a page (and one node in any case), for the caller to send; the
+ * cursor moves to its last one. *last: no more are behind it. */
+static void cut_nodes(struct rpc_call *call, Boost__NodesReply *all, bool *last)
+{
+    const char *only = call->request->nodes->node;
+    size_t from = 0, n = 0, bytes = 0;
+    /* By name, since nodes may come between two pages. */
+    while (from < all->n_nodes && ((call->after_node && strcmp(all->nodes[from]->name, call->after_node) <= 0) ||
+                                   (only && strcmp(all->nodes[from]->name, only) != 0)))
+        from++;
+    for (; from + n < all->n_nodes && !(only && n); n++) {
+        bytes += boost__node_info__get_packed_size(all->nodes[from + n]) + 8;
+        if (n && bytes > NODES_PAGE)
+            break;
+    }
+    all->nodes += from;
+    *last = only || from + n == all->n_nodes;
+    all->n_nodes = n;
+}
+
+static void send_nodes(struct rpc_call *call)
+{
+    for (bool last = false; !last;) {
+        struct arena a;
+        Boost__Reply reply = BOOST__REPLY__INIT;
+        arena_init(&a, 96 << 20);
+        reply.body_case = BOOST__REPLY__BODY_NODES;
+        reply.nodes = core_nodes(call->rpc->core, &a);
+        if (reply.nodes)
+            cut_nodes(call, reply.nodes, &last);
+        char *cursor = reply.nodes && !last ? strdup(reply.nodes->nodes[reply.nodes->n_nodes - 1]->name) : NULL;
+        bool go_on = false;
+        if (!reply.nodes || (!last && !cursor)) {
+            call_fail_nomem(call);
+        } else if (last) {
+            call_reply(call, &reply);
+        } else if ((go_on = call_page(call, &reply))) {
+            free(call->after_node);
+            call->after_node = cursor;
+            cursor = NULL;
+        }
+        free(cursor);
+        arena_free(&a);
+        if (!go_on)
+            return;
+        if (session_full(call->session)) {
+            call_wait_for_room(call, send_nodes);
+            return;
+        }
+    }
+}
+
 void rpc_nodes(struct rpc_call *call)
 {
-    Boost__Reply reply = BOOST__REPLY__INIT;
-    reply.body_case = BOOST__REPLY__BODY_NODES;
-    reply.nodes = core_nodes(call->rpc->core, &call->arena);
-    const char *only = call->request->nodes->node;
-    for (size_t i = 0; reply.nodes && only && i < reply.nodes->n_nodes; i++)
-        if (strcmp(reply.nodes->nodes[i]->name, only) == 0) {
-            reply.nodes->nodes += i;
-            reply.nodes->n_nodes = 1;
-            only = NULL;
-        }
-    if (reply.nodes && only)
-        reply.nodes->n_nodes = 0;
-    if (reply.nodes)
-        call_reply(call, &reply);
-    else
-        call_fail_nomem(call);
+    send_nodes(call);
 }
 
 /* NULL when all is well. */

@@ -312,6 +312,26 @@ def test_an_agent_registers_and_its_silence_is_seen():
             assert nodes(c)["n1"]["state"] == "UP"
 
 
+def test_nodes_come_in_pages():
+    """What the agents tell of 60 nodes is more than a frame holds."""
+    env = b"".join(sub(22, sub(1, f"KEY{i}") + sub(2, "x" * 2500)) for i in range(32))
+    with Cluster(agents=0) as c:
+        for i in range(60):
+            with Wire(c, agent_hello(f"n{i:02}")) as agent:
+                agent.send(register(f"n{i:02}", more=env))
+                assert REGISTERED in agent.reply()
+        listed = c.json("node", "ls")["nodes"]
+        assert [n["name"] for n in listed] == [f"n{i:02}" for i in range(60)]
+        assert all(len(n["env"]) == 32 for n in listed)
+        assert c.json("node", "show", "n59")["node"]["name"] == "n59"
+        with Wire(c) as w:
+            w.request(1, 10)
+            pages = []
+            while not pages or 2 in pages[-1][0]:
+                pages.append(w.reply_and_size())
+            assert len(pages) >= 4 and all(size <= 4 << 20 for _, size in pages), [size for _, size in pages]
+
+
 def test_agents_that_are_not_taken():
     with Cluster(agents=0) as c, Wire(c, agent_hello("n1")) as good:
         good.send(register("n1"))

@@ -61,10 +61,10 @@ def agent_hello(node):
     return frame(num(1, 1) + num(2, 1) + num(3, 1) + sub(6, node))
 
 
-def register(node, instance="i1", boot="b1", uid=None, slots=2):
+def register(node, instance="i1", boot="b1", uid=None, slots=2, more=b""):
     """An AgentMessage."""
     body = (sub(1, node) + sub(2, boot) + sub(3, instance) + num(4, slots) + num(5, slots) + num(6, 1024) +
-            num(7, os.geteuid() if uid is None else uid) + sub(8, "127.0.0.1") + sub(9, "0"))
+            num(7, os.geteuid() if uid is None else uid) + sub(8, "127.0.0.1") + sub(9, "0") + more)
     return frame(sub(1, body))
 
 

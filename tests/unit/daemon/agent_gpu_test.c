@@ -166,6 +166,45 @@ static void test_memory_of_nobody_takes_a_gpu(void **state)
     kill_agent(f, SIGTERM);
 }
 
+/* One GPU in trouble is its own affair, all of them are the node's. */
+static void test_no_gpu_that_works_is_told_of_the_node(void **state)
+{
+    struct fixture *f = *state;
+    fake_gpus(f, "count 2\n0 ecc 1\n");
+    start_agent(f);
+    accept_agent(f, NULL);
+    assert_int_equal(f->registered->health->n_failed, 0);
+    fake_gpus(f, "count 2\n0 ecc 1\n1 mig 1\n");
+    Boost__AgentMessage *m = expect(f, BOOST__AGENT_MESSAGE__BODY_HEALTH);
+    assert_int_equal(m->health->n_failed, 1);
+    assert_string_equal(m->health->failed[0]->check, "device");
+    assert_string_equal(m->health->failed[0]->text,
+                        "none of 2 GPUs works; gpu 0: 1 uncorrected memory error since its last reset");
+    boost__agent_message__free_unpacked(m, NULL);
+    fake_gpus(f, "count 2\n0 ecc 1\n");
+    m = expect(f, BOOST__AGENT_MESSAGE__BODY_HEALTH);
+    assert_int_equal(m->health->n_failed, 0);
+    boost__agent_message__free_unpacked(m, NULL);
+    kill_agent(f, SIGTERM);
+}
+
+/* By number they would be 1 and 2, which nothing joins. */
+static void test_ranks_get_gpus_that_nvlink_joins(void **state)
+{
+    struct fixture *f = *state;
+    fake_gpus(f, "count 4\n1 link 0\n3 link 2\n0 ecc 1\n");
+    start_agent(f);
+    accept_agent(f, NULL);
+    order_start(f, "", 1, 2);
+    Boost__AttemptStart *s = order_on_disk(f, 1);
+    assert_string_equal(s->devices[0]->uuid, "GPU-fake-2");
+    assert_string_equal(s->devices[1]->uuid, "GPU-fake-3");
+    boost__attempt_start__free_unpacked(s, NULL);
+    order_stop(f, 1, BOOST__STOP_ATTEMPT__HOW__KILL, 0);
+    pass(f, BOOST__AGENT_MESSAGE__BODY_NODE_END);
+    kill_agent(f, SIGTERM);
+}
+
 int main(int argc, char **argv)
 {
     int status = agent_world(argc, argv);
@@ -174,7 +213,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         AGENT_TEST(test_gpus_are_given_and_remembered),        AGENT_TEST(test_gpus_that_cannot_be_had_are_named),
         AGENT_TEST(test_the_device_of_a_failed_rank_is_named), AGENT_TEST(test_a_gpu_that_vanishes_under_its_rank),
-        AGENT_TEST(test_memory_of_nobody_takes_a_gpu),
+        AGENT_TEST(test_memory_of_nobody_takes_a_gpu),         AGENT_TEST(test_no_gpu_that_works_is_told_of_the_node),
+        AGENT_TEST(test_ranks_get_gpus_that_nvlink_joins),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
