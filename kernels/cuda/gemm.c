@@ -3,8 +3,10 @@
  * cuBLASLt's matrices are column-major: a row-major [m, n] of leading dimension ld is to it an [n, m] of the same one.
  * So C = op(A) op(B) is computed as C^T = op(B)^T op(A)^T: the operands change places and keep their transposes.
  *
- * The algorithm is the first that the library's heuristic names, among those that add in a fixed order: a k that is
- * split over blocks is summed from partial sums in the scratch, never by atomics. */
+ * The algorithm is the first that the library's heuristic names among those that need no workspace: one that has a few
+ * bytes there, to count tiles by, has them zeroed in front of every product, a launch more. Where there is none, the
+ * first of those that add in a fixed order: a k that is split over blocks is summed from partial sums in the scratch,
+ * never by atomics. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -175,9 +177,8 @@ static cublasStatus_t describe(struct plan *p)
     return rc;
 }
 
-static cublasStatus_t prefer(cublasLtMatmulPreference_t preference, const struct shape *s)
+static cublasStatus_t prefer(cublasLtMatmulPreference_t preference, const struct shape *s, uint64_t workspace)
 {
-    const uint64_t workspace = CUDA_GEMM_WORKSPACE;
     const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; /* and none at all, always allowed */
     const uint32_t a = alignment(s, 0), b = alignment(s, 1), c = alignment(s, 2);
     const struct {
@@ -199,26 +200,35 @@ static cublasStatus_t prefer(cublasLtMatmulPreference_t preference, const struct
     return rc;
 }
 
-static cublasStatus_t choose(struct kstream *ks, struct plan *p)
+static cublasStatus_t find(struct kstream *ks, const struct plan *p, uint64_t workspace,
+                           cublasLtMatmulHeuristicResult_t *found)
 {
     cublasLtMatmulPreference_t preference = NULL;
-    cublasLtMatmulHeuristicResult_t found;
     int n = 0;
     cublasStatus_t rc = cublasLtMatmulPreferenceCreate(&preference);
     if (!rc)
-        rc = prefer(preference, &p->shape);
+        rc = prefer(preference, &p->shape, workspace);
     if (!rc)
-        rc = cublasLtMatmulAlgoGetHeuristic(ks->lt, p->product, p->first, p->second, p->c, p->c, preference, 1, &found,
+        rc = cublasLtMatmulAlgoGetHeuristic(ks->lt, p->product, p->first, p->second, p->c, p->c, preference, 1, found,
                                             &n);
     if (!rc)
-        rc = n < 1 ? CUBLAS_STATUS_NOT_SUPPORTED : found.state;
+        rc = n < 1 ? CUBLAS_STATUS_NOT_SUPPORTED : found->state;
+    if (preference)
+        cublasLtMatmulPreferenceDestroy(preference);
+    return rc;
+}
+
+static cublasStatus_t choose(struct kstream *ks, struct plan *p)
+{
+    cublasLtMatmulHeuristicResult_t found;
+    cublasStatus_t rc = find(ks, p, 0, &found);
+    if (rc)
+        rc = find(ks, p, CUDA_GEMM_WORKSPACE, &found);
     if (!rc) {
         p->algo = found.algo;
         p->workspace = found.workspaceSize;
         p->chosen = true;
     }
-    if (preference)
-        cublasLtMatmulPreferenceDestroy(preference);
     return rc;
 }
 
