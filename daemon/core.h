@@ -149,6 +149,10 @@ Boost__Totals *core_totals(struct core *c, struct arena *arena);
 /* Device-seconds of each user since then, most first; user NULL or "": all, else a name or uid. */
 Boost__UsageReply *core_usage(struct core *c, const char *user, int64_t since_wall_ns, struct arena *arena);
 
+/* The resolved spec that the attempt runs: the job's own, or of fewer replicas while nodes are missing. It lives as long
+ * as the attempt; NULL: out of memory. */
+const Boost__JobSpec *core_attempt_spec(const struct job *job, struct attempt *a);
+
 /* A rank's log, wherever it is: asks the node's agent (Task ReadLog), or gives what the controller kept of a
  * lost node (at most 64 KiB) with `note`. */
 struct core_log {

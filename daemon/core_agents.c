@@ -72,7 +72,7 @@ static void rebuild_holdings(struct core *c, struct node *n, const Boost__Regist
         const struct attempt_part *part = live_part(c, n->name, h->job, h->attempt, &job, &a);
         h->kill_due = 0; /* what was sent may be lost: sent again below */
         h->epilog = false;
-        if (h->reserved || (part && !part->gone && !part->lost) || listed(m, store_id, h->job, h->attempt))
+        if (h->reserved || h->spare || (part && !part->gone && !part->lost) || listed(m, store_id, h->job, h->attempt))
             continue;
         node_release(c, n, h->job, h->attempt);
     }

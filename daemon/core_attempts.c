@@ -44,6 +44,9 @@ void grace_arm(struct core *c, struct job *job, struct attempt *a)
 void backoff_arm(struct core *c, struct job *job)
 {
     double delay = (double)c->backoff_min_ns;
+    job->backoff_from = job->backoff_due = 0;
+    if (job->reason == REASON(NodeLost) && job_has_spares(job))
+        return; /* what it waits for is there */
     for (int i = 0; i < job->backoff_count && delay < (double)c->backoff_max_ns; i++)
         delay *= 2;
     /* +-25 %, so that jobs which fell together do not come back together. */

@@ -228,6 +228,7 @@ static void adopt_attempt(struct core *c, struct job *job, struct attempt *a)
         if (n)
             node_hold(n, job->id, a->number, spec_pool(job->resolved), a->parts[p].n_ranks);
     }
+    elastic_wanted(c, job);
 }
 
 static void adopt(struct core *c, struct job *job)
@@ -252,6 +253,7 @@ static void adopt(struct core *c, struct job *job)
     }
     if (job->state == STATE(STOPPING) && !a)
         job_fire(c, job, EV_ATTEMPT_GONE);
+    spares_hold(c, job);
     account_adopted(c, job);
     share_add_past(c, job);
     job_pend(c, job);

@@ -53,8 +53,8 @@ static bool has_part_on(const struct job *job, const char *node)
     return false;
 }
 
-/* Devices that are reserved and not begun with are given back. */
-static void cancel_starts(struct core *c, const struct node *n)
+/* Devices that are reserved or spare, and not begun with, are given back. */
+static void cancel_starts(struct core *c, struct node *n)
 {
     for (struct job *job = c->active.head, *next; job; job = next) {
         next = job->active.next;
@@ -62,6 +62,7 @@ static void cancel_starts(struct core *c, const struct node *n)
             if (job->starting->nodes[i] == n)
                 start_cancel(c, job);
     }
+    spares_lost(c, n, "it is taken out of use");
 }
 
 void node_emptied(struct core *c, struct node *n)

@@ -42,6 +42,7 @@ struct holding {
     int slots;
     struct job *of;   /* NULL: not looked up yet, or of no job here */
     bool epilog;      /* its processes are gone, the site's script behind them still runs */
+    bool spare;       /* held for an attempt to come, `attempt` is 0 */
     bool reserved;    /* chosen, StartAttempt not decided yet */
     int64_t kill_due; /* a kill was sent: to be confirmed by then, 0 = none */
     int64_t kill_from;
@@ -98,7 +99,8 @@ struct task {
 /* Devices chosen for a job's next attempt while its checkpoint is verified. */
 struct core_start {
     struct node **nodes;
-    int n_nodes;
+    int n_nodes;  /* all of them */
+    int n_spares; /* of them, the last ones, without ranks */
     struct checkpoint *candidate; /* being verified; NULL: from the initial weights */
     int proving;                  /* core_shared: the node that is asked */
     char nonce[48];
@@ -184,6 +186,8 @@ struct core {
     int64_t arrivals;
     int64_t due;   /* nothing to run before */
     bool schedule; /* a scheduling pass is due */
+    bool spares_used; /* some job holds or held spare nodes */
+    bool elastic;  /* some job has fewer nodes or spares than it asks for, and may find more */
     int64_t schedule_due; /* mono, when one is tried again for which there was no memory; 0: none is */
     bool work;     /* working jobs are to be looked at */
 
@@ -332,6 +336,25 @@ void node_undrain(struct core *c, struct node *n);
 void node_emptied(struct core *c, struct node *n);    /* DRAINED, when it is DRAINING and nothing is left there */
 void node_drain_over(struct core *c, struct node *n); /* the deadline has come */
 
+/* ---- core_elastic.c: spare nodes, and fewer than asked for ----------------------------- */
+
+int job_spares(const struct job *job);
+int elastic_most(const struct job *job); /* nodes to ask for at first, spares among them */
+/* The next lower number to try when so many cannot be had; 0: the job waits. */
+int elastic_fewer(struct core *c, const struct job *job, int nodes, enum sched_verdict v);
+/* The most, over `nodes` and up to `upto`, that it can be laid out on; 0: none. */
+int elastic_more(const struct job *job, int nodes, int upto);
+void elastic_wanted(struct core *c, const struct job *job);  /* marks a job that has less than it asks for */
+void elastic_committed(struct core *c, struct job *job);     /* a checkpoint: it may grow */
+void elastic_grow(struct core *c, struct job *job, int nodes);
+bool job_has_spares(const struct job *job);
+struct attempt *job_spare_holder(const struct job *job); /* whose spares are held; NULL: the job holds none */
+bool spare_hold(struct core *c, struct job *job, struct node *n);
+bool spare_add(struct core *c, struct job *job, struct node *n); /* to those of the live attempt */
+void spares_hold(struct core *c, struct job *job);    /* those that its newest attempt lists */
+void spares_release(struct core *c, struct job *job); /* likewise; the list stays */
+void spares_lost(struct core *c, struct node *n, const char *why);
+
 /* ---- core_tasks.c ------------------------------------------------------------------ */
 
 /* Sends the Task (id, job, uid, gid are filled in); 0 when the node cannot be reached or memory is out. */
@@ -394,7 +417,7 @@ int spec_devices(const Boost__JobSpec *resolved);
 enum sched_pool spec_pool(const Boost__JobSpec *resolved);
 /* Devices were chosen (takes over `nodes`): its checkpoint is verified, then the attempt begins. */
 bool core_settling(struct core *c); /* see core_adopted() */
-void start_begin(struct core *c, struct job *job, struct node **nodes);
+void start_begin(struct core *c, struct job *job, struct node **nodes, int n);
 /* start_begin() goes on with this; it ends with start_proven(), start_later() or a failed attempt. core_shared.c */
 void shared_prove(struct core *c, struct job *job);
 void start_proven(struct core *c, struct job *job);

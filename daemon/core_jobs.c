@@ -185,6 +185,9 @@ bool job_fire(struct core *c, struct job *job, enum job_event event)
         job->stop_target = 0;
     else if (t.stop_target >= 0)
         job->stop_target = t.stop_target;
+    job->may_grow = job->may_grow && t.next == STATE(RUNNING);
+    if (!job_state_live(t.next))
+        spares_release(c, job);
     job_take_changes(c, job);
     if (job->starting && event != EV_PLACED)
         start_cancel(c, job);

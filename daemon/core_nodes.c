@@ -239,7 +239,7 @@ void node_seen(struct core *c, struct node *n)
         bool live = a && a->number == h->attempt;
         for (int p = 0; live && p < a->n_parts; p++)
             live = strcmp(a->parts[p].node, n->name) != 0 || !a->parts[p].lost;
-        if (!live && !h->reserved)
+        if (!live && !h->reserved && !h->spare)
             holding_kill(c, n, h);
     }
 }
@@ -302,6 +302,7 @@ static void node_down(struct core *c, struct node *n, int64_t now)
         snprintf(note, sizeof note, "no heartbeat for %.0f s", silent);
     add_event(c, NULL, 0, n->name, "controller", "node-down", "%s: %s", n->name, note);
     tasks_lost(c, n);
+    spares_lost(c, n, note);
     for (int i = 0; i < n->n_holdings; i++)
         n->holdings[i].kill_due = 0; /* an unreachable node is not waited for */
     for (struct job *job = c->active.head, *next; job; job = next) {

@@ -272,7 +272,8 @@ static bool add_holdings(struct core *c, struct picture *p, int i)
         s->free_mib -= mib;
         for (int pool = 0; exclusive && pool < SCHED_POOLS; pool++)
             s->free[pool] = 0;
-        bool old = job->pending.in && !job->starting; /* of an attempt before the one that it waits for */
+        /* Of an attempt before the one that it waits for; its spares are for that one. */
+        bool old = job->pending.in && !job->starting && !h->spare;
         job->share->devices += old ? 0 : h->slots;
         if (old) { /* attempt k+1 does not go where attempt k is not confirmed dead */
             if (!room((void **)&p->avoided, p->n_avoided, &p->cap_avoided, sizeof *p->avoided))
@@ -472,20 +473,37 @@ static bool without_refusals(struct core *c, const struct picture *p, const stru
     return r->n_avoid > before;
 }
 
+/* Elsewhere first than where the job was refused. */
+static enum sched_verdict place(struct core *c, const struct picture *p, const struct job *job,
+                                const struct sched_request *r, int *index)
+{
+    struct sched_request elsewhere = *r;
+    enum sched_verdict v = SCHED_WAIT;
+    if (without_refusals(c, p, job, &elsewhere))
+        v = sched_place(p->sched, &elsewhere, index);
+    return v == SCHED_PLACED ? v : sched_place(p->sched, r, index);
+}
+
 /* Places one job or makes it wait; what it was given in devices. */
 static int try_job(struct core *c, struct picture *p, struct job *job)
 {
     struct sched_request r = request_of_job(c, p, job);
     int64_t when;
-    int *index = calloc((size_t)r.nodes, sizeof *index);
-    struct node **nodes = index ? calloc((size_t)r.nodes, sizeof(struct node *)) : NULL;
-    struct sched_request elsewhere = r;
-    enum sched_verdict v = SCHED_WAIT;
-    if (nodes && without_refusals(c, p, job, &elsewhere))
-        v = sched_place(p->sched, &elsewhere, index);
-    if (nodes && v != SCHED_PLACED)
-        v = sched_place(p->sched, &r, index);
-    int given = 0;
+    int n = elastic_most(job), given = 0;
+    int *index = calloc((size_t)n, sizeof *index);
+    struct node **nodes = index ? calloc((size_t)n, sizeof(struct node *)) : NULL;
+    enum sched_verdict v = SCHED_WAIT, whole = SCHED_WAIT;
+    int asked = n; /* the fewest that are all of its nodes */
+    while (nodes && n > 0) {
+        r.nodes = n;
+        v = place(c, p, job, &r, index);
+        if (n >= job_nodes(job)) {
+            whole = v;
+            asked = n;
+        }
+        n = v == SCHED_PLACED ? 0 : elastic_fewer(c, job, n, v);
+    }
+    r.nodes = v == SCHED_PLACED ? r.nodes : asked;
     if (!nodes) {
         start_later(c, job, out_of_memory);
     } else if (v == SCHED_PLACED) {
@@ -494,11 +512,11 @@ static int try_job(struct core *c, struct picture *p, struct job *job)
         given = r.nodes * r.devices_per_node;
         job->share->devices += given;
         job->share->running++;
-        start_begin(c, job, nodes);
+        start_begin(c, job, nodes, r.nodes);
         nodes = NULL;
-    } else if (v == SCHED_WAIT && sched_failed(p->sched)) {
+    } else if (whole == SCHED_WAIT && sched_failed(p->sched)) {
         start_later(c, job, out_of_memory);
-    } else if (v == SCHED_WAIT && sched_head(p->sched, r.pool, &when) < 0) {
+    } else if (whole == SCHED_WAIT && sched_head(p->sched, r.pool, &when) < 0) {
         sched_reserve(p->sched, &r);
         if (c->preempt)
             preempt_for(c, p, &r, job);
@@ -506,6 +524,83 @@ static int try_job(struct core *c, struct picture *p, struct job *job)
     free(nodes);
     free(index);
     return given;
+}
+
+/* ---- spares, and jobs on fewer nodes (core_elastic.c) ------------------------------------------ */
+
+/* Jobs that are to go on and hold spare nodes: these are free for them, and nobody comes before them. NULL-ended;
+ * NULL: none. */
+static struct job **free_spares(struct core *c)
+{
+    int n = 0;
+    struct job **list = NULL;
+    for (struct job *job = c->spares_used ? c->active.head : NULL; job; job = job->active.next) {
+        if (!job->pending.in || job->starting || job->unsettled || !job_has_spares(job) || is_kept(c, job, NULL))
+            continue;
+        struct job **more = realloc(list, (size_t)(n + 2) * sizeof(struct job *));
+        if (!more)
+            break;
+        list = more;
+        list[n++] = job;
+        list[n] = NULL;
+        spares_release(c, job);
+    }
+    return list;
+}
+
+/* So many more nodes for a job that runs, beside those that it has. */
+static bool place_more(struct core *c, struct picture *p, struct job *job, int nodes, int *index)
+{
+    struct sched_request r = request_of_job(c, p, job);
+    r.nodes = nodes;
+    r.n_avoid = 0;
+    for (int i = 0; i < p->n; i++) {
+        bool own = false;
+        for (int k = 0; k < p->of[i]->n_holdings; k++)
+            own = own || p->of[i]->holdings[k].job == job->id;
+        if (own)
+            p->scratch[r.n_avoid++] = i;
+    }
+    r.avoid = p->scratch;
+    return sched_place(p->sched, &r, index) == SCHED_PLACED;
+}
+
+static void grow(struct core *c, struct picture *p, struct job *job, int *index)
+{
+    int has = job_live_attempt(job)->n_parts;
+    for (int n = job_nodes(job); (n = elastic_more(job, has, n)) > 0; n--)
+        if (place_more(c, p, job, n - has, index)) {
+            elastic_grow(c, job, n);
+            return;
+        }
+}
+
+static void add_spares(struct core *c, struct picture *p, struct job *job, int *index)
+{
+    struct attempt *a = job_live_attempt(job);
+    while (a->n_spares < job_spares(job) && !c->n_pending[spec_pool(job->resolved)] &&
+           place_more(c, p, job, 1, index) && spare_add(c, job, p->of[*index]))
+        ;
+}
+
+static void elastic_pass(struct core *c, struct picture *p)
+{
+    int *index = c->elastic ? calloc((size_t)p->n + 1, sizeof *index) : NULL;
+    c->elastic = c->elastic && !index;
+    for (struct job *job = index ? c->active.head : NULL, *next; job; job = next) {
+        next = job->active.next;
+        struct attempt *a = job_live_attempt(job);
+        bool runs = a && !a->kill && (job->state == STATE(STARTING) || job->state == STATE(RUNNING));
+        if (!runs)
+            continue;
+        if (job->may_grow)
+            grow(c, p, job, index);
+        else
+            add_spares(c, p, job, index);
+        job->may_grow = false;
+        elastic_wanted(c, job);
+    }
+    free(index);
 }
 
 static bool any_open(const struct picture *p)
@@ -527,8 +622,12 @@ void schedule_pass(struct core *c)
 {
     if (core_settling(c))
         return;
+    struct job **first = free_spares(c);
     struct picture *p = picture_make(c);
     struct turns t = {0};
+    for (int i = 0; p && first && first[i]; i++)
+        (void)try_job(c, p, first[i]);
+    free(first);
     if (!p || !turns_init(c, &t)) {
         core_log_line(c, CORE_LOG_ERROR, "out of memory: no job is placed now");
         c->schedule_due = now_mono(c) + CORE_RETRY_NS;
@@ -545,6 +644,8 @@ void schedule_pass(struct core *c)
         turns_next(c, &t, priority, after, given);
         job = turns_job(&t);
     }
+    if (p)
+        elastic_pass(c, p);
     free(t.heap);
 }
 

@@ -298,7 +298,7 @@ Boost__JobSummary *core_summary(struct core *c, const struct job *job, struct ar
     s->mfu = job->mfu;
     s->has_attempt = job->n_attempts > 0;
     s->attempt = job->n_attempts;
-    s->devices = job_nodes(job) * job_devices_per_node(job);
+    s->devices = live ? live->world : job_nodes(job) * job_devices_per_node(job);
     s->n_nodes = (size_t)node_names(job, arena, &s->nodes);
     s->elapsed_s = elapsed(c, job);
     s->has_last_checkpoint_step = job->checkpoint_step >= 0;
@@ -311,7 +311,7 @@ Boost__JobSummary *core_summary(struct core *c, const struct job *job, struct ar
     return s->name && s->user && s->info ? s : NULL;
 }
 
-static Boost__AttemptInfo *attempt_info(const struct attempt *a, struct arena *mem)
+static Boost__AttemptInfo *attempt_info(const struct job *job, struct attempt *a, struct arena *mem)
 {
     Boost__AttemptInfo *x = arena_alloc(mem, sizeof *x);
     if (!x)
@@ -330,6 +330,14 @@ static Boost__AttemptInfo *attempt_info(const struct attempt *a, struct arena *m
     if (!x->nodes)
         return NULL;
     x->n_nodes = (size_t)a->n_parts;
+    x->has_devices = true;
+    x->devices = a->world;
+    const Boost__JobSpec *spec = core_attempt_spec(job, a);
+    x->has_dp = spec && spec->parallel;
+    x->dp = x->has_dp ? spec->parallel->dp : 0;
+    x->spares = arena_alloc(mem, (size_t)(a->n_spares + 1) * sizeof *x->spares);
+    for (int i = 0; x->spares && i < a->n_spares; i++)
+        x->spares[x->n_spares++] = arena_strdup(mem, a->spares[i]);
     for (int p = 0; p < a->n_parts; p++)
         x->nodes[p] = arena_strdup(mem, a->parts[p].node);
     return x;
@@ -388,7 +396,7 @@ Boost__ShowReply *core_show(struct core *c, const struct job *job, struct arena 
     if (!s->summary || !s->attempts || !checkpoint_list(job, arena, &s->checkpoints, &s->n_checkpoints))
         return NULL;
     for (int i = 0; i < job->n_attempts; i++) {
-        s->attempts[i] = attempt_info(job->attempts[i], arena);
+        s->attempts[i] = attempt_info(job, job->attempts[i], arena);
         if (!s->attempts[i])
             return NULL;
         s->n_attempts++;

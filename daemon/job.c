@@ -65,6 +65,8 @@ static void attempt_free(struct attempt *a)
     for (int i = 0; i < a->n_spares; i++)
         free(a->spares[i]);
     free(a->spares);
+    if (a->spec)
+        boost__job_spec__free_unpacked(a->spec, NULL);
     free(a->text);
     free(a);
 }

@@ -119,7 +119,9 @@ struct attempt {
     Boost__Reason__Value reason;
     char *text;
     bool fenced;
-    char **spares; /* nodes held beside it, for the next */
+    Boost__JobSpec *spec;          /* on fewer nodes than the job asks for: see core_attempt_spec(); NULL: not made */
+    const Boost__JobSpec *spec_of; /* what that was made of */
+    char **spares;                 /* nodes held beside it, for the next */
     int n_spares;
     int64_t replay_until; /* steps up to this were done before: replay; -1 = none */
 
@@ -202,6 +204,7 @@ struct job {
     /* ---- the core's ---- */
     int unsettled; /* changes of it on their way to the disk */
     bool dirty;
+    bool may_grow;     /* a checkpoint was committed by an attempt on too few nodes */
     bool refused;      /* the store took a change of it for good: all of it is written again, unsettled until then */
     bool acknowledged; /* its first row is durable */
     unsigned actions;  /* due once it is settled */

@@ -357,7 +357,9 @@ static bool stacks_page(void *arg, int rc, const struct error *err, const struct
         call_fail(call, err);
         return false;
     }
-    const Boost__Parallel *layout = stacks->job->resolved->parallel;
+    struct attempt *live = job_live_attempt(stacks->job);
+    const Boost__JobSpec *spec = live ? core_attempt_spec(stacks->job, live) : NULL;
+    const Boost__Parallel *layout = spec ? spec->parallel : stacks->job->resolved->parallel;
     Boost__StacksReply page = BOOST__STACKS_REPLY__INIT;
     Boost__Reply reply = BOOST__REPLY__INIT;
     reply.body_case = BOOST__REPLY__BODY_STACKS;

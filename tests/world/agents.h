@@ -19,7 +19,7 @@ struct end {
 
 struct fake_attempt {
     int64_t job;
-    int attempt, world;
+    int attempt, world, dp, micro_batch;
     int ranks[8], n_ranks;
     bool cuda;
     int gpus[8]; /* by index into ranks */
