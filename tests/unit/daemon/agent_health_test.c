@@ -191,8 +191,17 @@ static void test_a_prolog_fails(void **state)
     expect_refused(f, BOOST__EXIT_CLASS__VALUE__INFRA, BOOST__REASON__VALUE__NONE, "prolog: ");
     /* A check that passes does not mend it; whoever asks for one says that it is. */
     assert_null(await(f, BOOST__AGENT_MESSAGE__BODY_HEALTH, 400));
+    kill_agent(f, SIGKILL);
+    start_agent(f);
+    accept_agent(f, NULL);
+    assert_int_equal(f->registered->health->n_failed, 1);
+    assert_string_equal(f->registered->health->failed[0]->check, "prolog");
     ask(f);
     expect_passed(f);
+    kill_agent(f, SIGKILL);
+    start_agent(f);
+    accept_agent(f, NULL);
+    assert_int_equal(f->registered->health->n_failed, 0);
     path_in(f, "epilog", path);
     assert_false(fs_exists(path));
     kill_agent(f, SIGTERM);
