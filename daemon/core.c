@@ -183,6 +183,7 @@ void core_destroy(struct core *c)
         free(c->switches[i]);
     free(c->switches);
     free(c->dirty_jobs);
+    free(c->node_index);
     while (c->nodes) {
         struct node *n = c->nodes;
         c->nodes = n->next;

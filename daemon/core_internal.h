@@ -77,6 +77,7 @@ struct node {
     int n_holdings;
     int switch_id; /* of the scheduler: 0 not looked up, -1 not told, else from 1 */
     bool dirty;
+    struct node *next_dirty;
 };
 
 /* A Task on its way; done with rc ERR_UNREACHABLE or ERR_TIMEOUT when no reply came. */
@@ -175,7 +176,10 @@ struct core {
     uint64_t pictures; /* so many were made */
     char **switches;   /* [id - 1] */
     int n_switches;
-    struct node *nodes;
+    struct node *nodes;       /* by name */
+    struct node **node_index; /* the same */
+    int n_nodes, cap_nodes;
+    struct node *dirty_nodes; /* whose rows are to be written */
     struct task *tasks;
     uint64_t next_task;
     struct kv *kv;

@@ -6,12 +6,24 @@
 #include "daemon/core_internal.h"
 #include "proto/reflect.h"
 
+/* Index of the first node of that name or a later one. */
+static int place_of(const struct core *c, const char *name)
+{
+    int lo = 0, hi = c->n_nodes;
+    while (lo < hi) {
+        int mid = lo + (hi - lo) / 2;
+        if (strcmp(c->node_index[mid]->name, name) < 0)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
 struct node *node_find(struct core *c, const char *name)
 {
-    for (struct node *n = c->nodes; n; n = n->next)
-        if (strcmp(n->name, name) == 0)
-            return n;
-    return NULL;
+    int i = place_of(c, name);
+    return i < c->n_nodes && strcmp(c->node_index[i]->name, name) == 0 ? c->node_index[i] : NULL;
 }
 
 void node_free(struct node *n)
@@ -39,6 +51,14 @@ struct node *node_get(struct core *c, const char *name)
     struct node *n = node_find(c, name);
     if (n)
         return n;
+    if (c->n_nodes == c->cap_nodes) {
+        int cap = c->cap_nodes ? 2 * c->cap_nodes : 64;
+        struct node **index = realloc(c->node_index, (size_t)cap * sizeof *index);
+        if (!index)
+            return NULL;
+        c->node_index = index;
+        c->cap_nodes = cap;
+    }
     n = calloc(1, sizeof *n);
     if (n)
         n->name = strdup(name);
@@ -48,11 +68,12 @@ struct node *node_get(struct core *c, const char *name)
     }
     n->liveness = LIVENESS(JOINING);
     n->last_seen = c->up_since;
-    struct node **at = &c->nodes;
-    while (*at && strcmp((*at)->name, name) < 0)
-        at = &(*at)->next;
-    n->next = *at;
-    *at = n;
+    int at = place_of(c, name);
+    memmove(&c->node_index[at + 1], &c->node_index[at], (size_t)(c->n_nodes - at) * sizeof(struct node *));
+    c->node_index[at] = n;
+    c->n_nodes++;
+    n->next = at + 1 < c->n_nodes ? c->node_index[at + 1] : NULL;
+    *(at ? &c->node_index[at - 1]->next : &c->nodes) = n;
     return n;
 }
 
