@@ -147,8 +147,8 @@ static void learn_numbers(struct core *c, const Boost__Register *m)
 /* The parts of live attempts here: go on, begin after all, or gone. */
 static void reconcile(struct core *c, struct node *n, const Boost__Register *m)
 {
-    for (struct job *job = c->active.head, *next; job; job = next) {
-        next = job->active.next;
+    for (struct job *job = c->busy.head, *next; job; job = next) {
+        next = job->busy.next;
         struct attempt *a = job_live_attempt(job);
         for (int p = 0; a && p < a->n_parts; p++) {
             struct attempt_part *part = &a->parts[p];

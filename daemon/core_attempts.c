@@ -393,6 +393,7 @@ int64_t attempt_run(struct core *c, struct job *job, int64_t now)
     }
     if (job->start_retry_due && now >= job->start_retry_due) {
         job->start_retry_due = 0;
+        job_busy(c, job);
         c->schedule = true;
     } else if (job->start_retry_due && job->start_retry_due < next) {
         next = job->start_retry_due;

@@ -257,6 +257,7 @@ static void adopt(struct core *c, struct job *job)
     account_adopted(c, job);
     share_add_past(c, job);
     job_pend(c, job);
+    job_busy(c, job);
     if (checkpoint_file_work(job))
         list_add(&c->working, job, link_working);
 }

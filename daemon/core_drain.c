@@ -56,8 +56,8 @@ static bool has_part_on(const struct job *job, const char *node)
 /* Devices that are reserved or spare, and not begun with, are given back. */
 static void cancel_starts(struct core *c, struct node *n)
 {
-    for (struct job *job = c->active.head, *next; job; job = next) {
-        next = job->active.next;
+    for (struct job *job = c->busy.head, *next; job; job = next) {
+        next = job->busy.next;
         for (int i = 0; job->starting && i < job->starting->n_nodes; i++)
             if (job->starting->nodes[i] == n)
                 start_cancel(c, job);
@@ -80,8 +80,8 @@ void node_drain_over(struct core *c, struct node *n)
 {
     n->drain_due = 0;
     mark_node(c, n);
-    for (struct job *job = c->active.head, *next; job; job = next) {
-        next = job->active.next;
+    for (struct job *job = c->busy.head, *next; job; job = next) {
+        next = job->busy.next;
         if (!has_part_on(job, n->name) || !job_step(job->state, job->stop_target, EV_REQUEUE).legal)
             continue;
         job_reason(job, REASON(Preempted), "%s is drained (%s)", n->name, n->admin_reason ? n->admin_reason : "");
@@ -128,7 +128,7 @@ static void drop_control(void *arg)
 static int jobs_on(struct core *c, const struct node *n)
 {
     int count = 0;
-    for (const struct job *job = c->active.head; job; job = job->active.next)
+    for (const struct job *job = c->busy.head; job; job = job->busy.next)
         count += has_part_on(job, n->name);
     return count;
 }

@@ -41,6 +41,8 @@ struct holding {
     enum sched_pool pool;
     int slots;
     struct job *of;   /* NULL: not looked up yet, or of no job here */
+    int64_t mib;      /* of the host, and whether it has the node whole: once it is looked up */
+    bool exclusive;
     bool epilog;      /* its processes are gone, the site's script behind them still runs */
     bool spare;       /* held for an attempt to come, `attempt` is 0 */
     bool reserved;    /* chosen, StartAttempt not decided yet */
@@ -168,7 +170,8 @@ struct core {
 
     struct job **jobs; /* by id, ascending */
     int n_jobs, cap_jobs;
-    struct job_list active, working, dependent;
+    struct job_list active, busy, working, dependent;
+    int n_state[JOB_STATES]; /* jobs in each */
     struct share **shares; /* by uid */
     int n_shares;
     int n_pending[SCHED_POOLS];
@@ -244,11 +247,14 @@ void job_reason(struct job *job, Boost__Reason__Value reason, const char *fmt, .
 void list_add(struct job_list *list, struct job *job, struct job_link *(*link)(struct job *));
 void list_remove(struct job_list *list, struct job *job, struct job_link *(*link)(struct job *));
 struct job_link *link_active(struct job *job);
+struct job_link *link_busy(struct job *job);
 struct job_link *link_pending(struct job *job);
 struct job_link *link_working(struct job *job);
 struct job_link *link_dependent(struct job *job);
 MUST_USE int core_add_job(struct core *c, struct job *job); /* ids ascending */
 void core_forget_job(struct core *c, struct job *job);      /* never became durable */
+/* Keeps it in the list of those with something on a node, reserved on one, or with a timer, as long as it belongs there. */
+void job_busy(struct core *c, struct job *job);
 /* Puts the job into or takes it out of the scheduler's list, as its state says. */
 void job_pend(struct core *c, struct job *job);
 

@@ -15,6 +15,11 @@ struct job_link *link_active(struct job *job)
     return &job->active;
 }
 
+struct job_link *link_busy(struct job *job)
+{
+    return &job->busy;
+}
+
 struct job_link *link_pending(struct job *job)
 {
     return &job->pending;
@@ -75,6 +80,7 @@ int core_add_job(struct core *c, struct job *job)
     }
     c->jobs[c->n_jobs++] = job;
     job->share->waiting += waits(job->state);
+    c->n_state[job->state]++;
     if (!job_state_terminal(job->state))
         list_add(&c->active, job, link_active);
     return ERR_OK;
@@ -83,7 +89,9 @@ int core_add_job(struct core *c, struct job *job)
 void core_forget_job(struct core *c, struct job *job)
 {
     list_remove(&c->active, job, link_active);
+    list_remove(&c->busy, job, link_busy);
     queue_remove(c, job);
+    c->n_state[job->state]--;
     job->share->waiting -= waits(job->state);
     list_remove(&c->working, job, link_working);
     for (int i = 0; i < c->n_jobs; i++) {
@@ -143,6 +151,14 @@ void job_reason(struct job *job, Boost__Reason__Value reason, const char *fmt, .
     text_set(&job->reason_text, text);
 }
 
+void job_busy(struct core *c, struct job *job)
+{
+    if (job_state_live(job->state) || job->starting || job->start_retry_due)
+        list_add(&c->busy, job, link_busy);
+    else
+        list_remove(&c->busy, job, link_busy);
+}
+
 void job_pend(struct core *c, struct job *job)
 {
     bool pend =
@@ -180,6 +196,8 @@ bool job_fire(struct core *c, struct job *job, enum job_event event)
     if (t.actions & ACT_CLOSE_ATTEMPT)
         attempt_close(c, job);
     job->share->waiting += waits(t.next) - waits(job->state);
+    c->n_state[job->state]--;
+    c->n_state[t.next]++;
     job->state = t.next;
     if (t.next != STATE(STOPPING))
         job->stop_target = 0;
@@ -206,6 +224,7 @@ bool job_fire(struct core *c, struct job *job, enum job_event event)
     job->actions |= t.actions & (ACT_START | ACT_STOP_TERM | ACT_KILL);
     account_state(c, job);
     job_pend(c, job);
+    job_busy(c, job);
     if (job_state_terminal(t.next))
         list_remove(&c->active, job, link_active);
     mark_job(c, job);

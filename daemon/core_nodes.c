@@ -326,8 +326,8 @@ static void node_down(struct core *c, struct node *n, int64_t now)
     spares_lost(c, n, note);
     for (int i = 0; i < n->n_holdings; i++)
         n->holdings[i].kill_due = 0; /* an unreachable node is not waited for */
-    for (struct job *job = c->active.head, *next; job; job = next) {
-        next = job->active.next;
+    for (struct job *job = c->busy.head, *next; job; job = next) {
+        next = job->busy.next;
         struct attempt *a = job_live_attempt(job);
         if (job->starting)
             for (int i = 0; i < job->starting->n_nodes; i++)

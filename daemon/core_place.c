@@ -57,6 +57,7 @@ void start_cancel(struct core *c, struct job *job)
         node_release(c, s->nodes[i], job->id, job->n_attempts + 1);
     free(s->nodes);
     free(s);
+    job_busy(c, job);
     c->schedule = true;
 }
 
@@ -65,6 +66,7 @@ void start_later(struct core *c, struct job *job, const char *why)
     text_set(&job->start_trouble, why);
     start_cancel(c, job);
     job->start_retry_due = now_mono(c) + CORE_RETRY_NS;
+    job_busy(c, job);
     due_at(c, job->start_retry_due);
     progress_changed(c, job);
 }
@@ -328,6 +330,7 @@ void start_begin(struct core *c, struct job *job, struct node **nodes, int n)
                              .since = now_mono(c)};
     job->starting = s;
     job->start_retry_due = 0;
+    job_busy(c, job);
     if (!held) {
         start_later(c, job, out_of_memory);
         return;

@@ -241,17 +241,18 @@ static int runner_index(struct core *c, struct picture *p, struct job *job)
     return p->n_runners++;
 }
 
-static int64_t holding_mib(const struct node *n, const struct holding *h)
+/* Whose it is, and what of the job's request counts here. */
+static void look_up(struct core *c, const struct node *n, struct holding *h)
 {
-    int64_t each = h->of->resolved->resources ? h->of->resolved->resources->memory_mib : 0;
-    if (each > 0)
-        return each * h->slots;
-    return h->pool == SCHED_CPU && n->cpu_slots > 0 ? n->memory_mib * h->slots / n->cpu_slots : 0;
-}
-
-static bool is_exclusive(const struct job *job)
-{
-    return job->resolved->resources && job->resolved->resources->exclusive;
+    h->of = core_job(c, h->job);
+    if (!h->of)
+        return;
+    const Boost__Resources *r = h->of->resolved->resources;
+    h->exclusive = r && r->exclusive;
+    if (r && r->memory_mib > 0)
+        h->mib = r->memory_mib * h->slots;
+    else
+        h->mib = h->pool == SCHED_CPU && n->cpu_slots > 0 ? n->memory_mib * h->slots / n->cpu_slots : 0;
 }
 
 /* What is taken of node i, and by whom. */
@@ -262,15 +263,13 @@ static bool add_holdings(struct core *c, struct picture *p, int i)
     for (int k = 0; k < n->n_holdings; k++) {
         struct holding *h = &n->holdings[k];
         if (!h->of)
-            h->of = core_job(c, h->job);
+            look_up(c, n, h);
         s->used = true;
         if (!h->of)
             continue;
         struct job *job = h->of;
-        bool exclusive = is_exclusive(job);
-        int64_t mib = holding_mib(n, h);
-        s->free_mib -= mib;
-        for (int pool = 0; exclusive && pool < SCHED_POOLS; pool++)
+        s->free_mib -= h->mib;
+        for (int pool = 0; h->exclusive && pool < SCHED_POOLS; pool++)
             s->free[pool] = 0;
         /* Of an attempt before the one that it waits for; its spares are for that one. */
         bool old = job->pending.in && !job->starting && !h->spare;
@@ -285,7 +284,7 @@ static bool add_holdings(struct core *c, struct picture *p, int i)
             continue; /* nobody knows whether it ever comes free */
         if (runner < 0 || !room((void **)&p->held, p->n_held, &p->cap_held, sizeof *p->held))
             return false;
-        p->held[p->n_held++] = (struct sched_held){i, runner, h->pool, h->slots, mib, exclusive};
+        p->held[p->n_held++] = (struct sched_held){i, runner, h->pool, h->slots, h->mib, h->exclusive};
     }
     return true;
 }

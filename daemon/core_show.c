@@ -590,12 +590,10 @@ Boost__Totals *core_totals(struct core *c, struct arena *arena)
     t->has_running = t->has_recovering = t->has_queued = t->has_held = t->has_nodes_up = t->has_nodes_down = true;
     t->has_nodes_draining = t->has_devices = t->has_devices_busy = true;
     t->has_cpu_slots = t->has_cpu_slots_busy = true;
-    for (struct job *job = c->active.head; job; job = job->active.next) {
-        t->running += job->state == STATE(RUNNING) || job->state == STATE(STARTING) || job->state == STATE(STOPPING);
-        t->recovering += job->state == STATE(RECOVERING);
-        t->queued += job->state == STATE(QUEUED);
-        t->held += job->state == STATE(HELD);
-    }
+    t->running = c->n_state[STATE(RUNNING)] + c->n_state[STATE(STARTING)] + c->n_state[STATE(STOPPING)];
+    t->recovering = c->n_state[STATE(RECOVERING)];
+    t->queued = c->n_state[STATE(QUEUED)];
+    t->held = c->n_state[STATE(HELD)];
     for (struct node *n = c->nodes; n; n = n->next) {
         bool up = n->liveness == LIVENESS(UP) || n->liveness == LIVENESS(SUSPECT);
         t->nodes_up += up;

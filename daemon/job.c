@@ -168,15 +168,30 @@ struct checkpoint *job_add_checkpoint(struct job *job, int64_t step, int attempt
     return k;
 }
 
+/* Not by printf: a large job has thousands of these. */
+static void append_number(struct buffer *b, int v)
+{
+    char digits[16];
+    size_t at = sizeof digits;
+    do {
+        digits[--at] = (char)('0' + v % 10);
+        v /= 10;
+    } while (v > 0);
+    buffer_append(b, digits + at, sizeof digits - at);
+}
+
 char *attempt_placement(const struct attempt *a)
 {
     struct buffer b;
     buffer_init(&b, 16 << 20);
     buffer_append_str(&b, "");
     for (int p = 0; p < a->n_parts; p++) {
-        buffer_printf(&b, "%s%s:", p ? ";" : "", a->parts[p].node);
-        for (int i = 0; i < a->parts[p].n_ranks; i++)
-            buffer_printf(&b, "%s%d", i ? "," : "", a->parts[p].ranks[i]);
+        buffer_append_str(&b, p ? ";" : "");
+        buffer_append_str(&b, a->parts[p].node);
+        for (int i = 0; i < a->parts[p].n_ranks; i++) {
+            buffer_append_str(&b, i ? "," : ":");
+            append_number(&b, a->parts[p].ranks[i]);
+        }
     }
     char *text = b.failed ? NULL : strdup((const char *)b.data);
     buffer_free(&b);

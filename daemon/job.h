@@ -226,12 +226,12 @@ struct job {
     char **shared; /* nodes that see its checkpoint directory, as one of them has proven (core_shared) */
     int n_shared;
     char *start_trouble; /* why the last start could not be prepared; NULL = nothing */
-    /* Lists of the core: not ended; waiting for the scheduler, by priority and id; with checkpoint files to work on;
+    /* Lists of the core: not ended; see job_busy(); waiting for the scheduler, by priority and id; with checkpoint files;
      * waiting for other jobs. */
     struct job_link {
         struct job *next, *prev;
         bool in;
-    } active, pending, working, dependent;
+    } active, busy, pending, working, dependent;
     struct share *share; /* of its user; the core's, for as long as it lives */
     int queued_priority; /* that it stands in the queue with */
     uint64_t picture;    /* the scheduler's picture in which `runner` is its index */

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "daemon/core.h"
 #include "proto/base/clock.h"
@@ -123,7 +124,8 @@ static bool send_out(void *arg, const char *node, const Boost__ControllerMessage
 {
     (void)arg;
     (void)node;
-    starts += m->body_case == BOOST__CONTROLLER_MESSAGE__BODY_START;
+    if (m->body_case == BOOST__CONTROLLER_MESSAGE__BODY_START && m->start->start->ranks[0] == 0)
+        starts++; /* of a job */
     return m->body_case != BOOST__CONTROLLER_MESSAGE__BODY_TASK;
 }
 static void changed(void *arg, int64_t job)
@@ -224,18 +226,26 @@ static void submit(struct core *c, struct arena *mem, Boost__JobSpec *s, int k)
     if (k % 5 == 1)
         snprintf(constraint, sizeof constraint, "gpu=h200&!rack=r%d", k % 20);
     if (k % 19 == 1)
-        snprintf(list, sizeof list, "node0[%d000-%d999]", k % 10, k % 10);
+        snprintf(list, sizeof list, "node0[%d000-%d999]", k % 2, k % 2);
     s->resources->constraint = arena_strdup(mem, constraint);
     s->resources->nodelist = arena_strdup(mem, list);
     core_submit(c, s, &user, false, answered, NULL);
 }
 
+/* Of this process: others on the machine do not count. */
+static int64_t cpu_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return t.tv_sec * NS_PER_S + t.tv_nsec;
+}
+
 /* Milliseconds of the pass that is due. */
 static double pass_ms(struct core *c)
 {
-    int64_t from = clock_mono_ns();
+    int64_t from = cpu_ns();
     core_run(c);
-    return (double)(clock_mono_ns() - from) / NS_PER_MS;
+    return (double)(cpu_ns() - from) / NS_PER_MS;
 }
 
 static int ascending(const void *x, const void *y)
@@ -294,10 +304,10 @@ int main(int argc, char **argv)
         submit(c, &mem, spec, k);
     settle();
     core_run(c);
-    int64_t from = clock_mono_ns();
+    int64_t from = cpu_ns();
     for (int i = 0; i < nodes; i++)
         add_node(c, i);
-    double register_us = (double)(clock_mono_ns() - from) / 1000 / nodes;
+    double register_us = (double)(cpu_ns() - from) / 1000 / nodes;
     double first = pass_ms(c), later[PASSES];
     settle();
     core_run(c);
@@ -312,7 +322,7 @@ int main(int argc, char **argv)
         settle();
     }
     qsort(later, PASSES, sizeof *later, ascending);
-    from = clock_mono_ns();
+    from = cpu_ns();
     for (int k = 0; k < 1000; k++) {
         Boost__Heartbeat beat = BOOST__HEARTBEAT__INIT;
         Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
@@ -323,8 +333,8 @@ int main(int argc, char **argv)
         core_agent_message(c, name, &m);
         core_run(c);
     }
-    double beat_us = (double)(clock_mono_ns() - from) / 1000 / 1000;
-    printf("{\"nodes\":%d,\"jobs\":%d,\"refused\":%ld,\"first_ms\":%.3f,\"started\":%ld,\"median_ms\":%.3f,"
+    double beat_us = (double)(cpu_ns() - from) / 1000 / 1000;
+    printf("{\"nodes\":%d,\"jobs\":%d,\"refused\":%ld,\"first_ms\":%.3f,\"started_jobs\":%ld,\"median_ms\":%.3f,"
            "\"max_ms\":%.3f,\"register_us\":%.2f,\"heartbeat_us\":%.2f}\n",
            nodes, jobs, refused, first, starts, later[PASSES / 2], later[PASSES - 1], register_us, beat_us);
     core_destroy(c);

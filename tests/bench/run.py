@@ -65,6 +65,16 @@ def bench_submit(build):
         return rows
 
 
+def bench_sched(build):
+    """The core alone, with 10,000 nodes of 8 devices; CPU time. Jobs enough that 10,000 still wait when all is full."""
+    out = subprocess.run([build / "bench" / "core_bench", "10000", "33000"], check=True, capture_output=True, text=True,
+                         timeout=300).stdout
+    r = json.loads(out)
+    return [line("sched_pass_ms_10k", r["median_ms"], "ms", nodes=r["nodes"], queued=r["jobs"] - r["started_jobs"],
+                 max_ms=r["max_ms"], first_ms=r["first_ms"], first_starts=r["started_jobs"],
+                 register_us=r["register_us"], heartbeat_us=r["heartbeat_us"])]
+
+
 # ---- from a submit to the first step ------------------------------------------
 
 
@@ -210,6 +220,7 @@ def bench_cpu_train(build):
 
 BENCHES = [
     (("submit_p50_ms", "submit_p99_ms", "submits_per_s"), bench_submit),
+    (("sched_pass_ms_10k",), bench_sched),
     (("first_step_s",), bench_first_step),
     (("demo_tok_s_tp1", "demo_tok_s_tp2"), bench_demo),
     (("cpu_train_tok_s",), bench_cpu_train),
