@@ -62,10 +62,11 @@ struct core_stats {
 };
 const struct core_stats *core_stats(const struct core *c);
 const char *core_store_id(const struct core *c);
-/* Right after core_create(), when the store is an adopted copy: what happened since it was made is not known. Until
- * every known node has registered, or restart_grace_ms is over, nothing is started; numbers of jobs leave a gap, and
- * those of attempts that agents tell of are not given again. */
-void core_adopted(struct core *c);
+/* Right after core_create(), when the store was a copy once: what happened since it was made is not known. Before a job
+ * starts its checkpoints are looked for, once. `now`, when it has just been adopted: until every known node has
+ * registered, or restart_grace_ms is over, nothing is started; numbers of jobs leave a gap, and those of attempts that
+ * agents tell of are not given again. */
+void core_adopted(struct core *c, bool now);
 
 /* ---- agents ------------------------------------------------------------------ */
 

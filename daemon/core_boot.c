@@ -262,8 +262,11 @@ static void adopt(struct core *c, struct job *job)
         list_add(&c->working, job, link_working);
 }
 
-void core_adopted(struct core *c)
+void core_adopted(struct core *c, bool now)
 {
+    c->adopted = true;
+    if (!now)
+        return;
     c->settle_until = c->up_since + c->restart_grace_ns;
     c->next_job_id += CORE_ADOPTED_GAP;
     c->next_event_id += CORE_ADOPTED_GAP;

@@ -126,6 +126,11 @@ static void newest_step(struct job *job)
     job->checkpoint_step = k ? k->step : -1;
 }
 
+void checkpoints_renew(struct job *job)
+{
+    newest_step(job);
+}
+
 static void abandon(struct core *c, struct job *job, struct checkpoint *k, const char *node, const char *note)
 {
     task_cancel(c, k->task);

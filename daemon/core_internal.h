@@ -166,6 +166,7 @@ struct core {
     int user_running_jobs, user_devices, user_queued_jobs; /* 0: no limit */
     Boost__BoostdConfig *config;                           /* a copy, for its lists */
     int64_t up_since; /* mono */
+    bool adopted; /* the store was a copy once */
     int64_t settle_until; /* mono; after an adoption nothing is started before; 0 = no adoption */
 
     struct job **jobs; /* by id, ascending */
@@ -431,6 +432,10 @@ void start_begin(struct core *c, struct job *job, struct node **nodes, int n);
 /* start_begin() goes on with this; it ends with start_proven(), start_later() or a failed attempt. core_shared.c */
 void shared_prove(struct core *c, struct job *job);
 void start_proven(struct core *c, struct job *job);
+/* Before that: it ends with start_searched() or start_later(). core_rescan.c */
+void found_search(struct core *c, struct job *job);
+void start_searched(struct core *c, struct job *job);
+void checkpoints_renew(struct job *job); /* job->checkpoint_step, when checkpoints were added */
 void start_commit(struct core *c, struct job *job); /* the attempt is there */
 void start_later(struct core *c, struct job *job, const char *why);
 void start_cancel(struct core *c, struct job *job); /* gives reserved devices back */

@@ -335,7 +335,12 @@ void start_begin(struct core *c, struct job *job, struct node **nodes, int n)
         start_later(c, job, out_of_memory);
         return;
     }
-    s->candidate = checkpoints_newest(job, NULL);
+    found_search(c, job);
+}
+
+void start_searched(struct core *c, struct job *job)
+{
+    job->starting->candidate = checkpoints_newest(job, NULL);
     shared_prove(c, job);
 }
 

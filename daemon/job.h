@@ -222,6 +222,7 @@ struct job {
         int64_t until; /* mono */
     } refusals[8];
     int n_refusals;
+    bool searched;     /* core_rescan: what there is is known */
     int attempt_floor; /* the greatest number of an attempt that an agent has told of */
     char **shared; /* nodes that see its checkpoint directory, as one of them has proven (core_shared) */
     int n_shared;

@@ -323,8 +323,8 @@ int server_create(uv_loop_t *loop, const Boost__BoostdConfig *config, struct sto
         rc = core_create(config, &table, &ops, &server->core, err);
     if (!rc) {
         rpc_set_core(server->rpc, server->core);
-        if (adopted)
-            core_adopted(server->core);
+        if (store_epoch(store) >> 32 > 1)
+            core_adopted(server->core, adopted);
         server->agents.core = server->core;
         rc = listener_open(&server->listener, socket_path, err);
     }

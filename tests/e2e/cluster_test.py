@@ -153,4 +153,32 @@ def test_a_standby_takes_over():
         c.boostd = new
 
 
+def test_checkpoints_made_after_the_copy_are_found():
+    """All that the copy knows of are deleted by now; the job goes on from the newest there is all the same."""
+    with Cluster(cpu_slots=1, boostd_set={**QUICK, "backup_every_s": 86400}) as c:
+        job = c.submit(tiny_job(c, steps=100_000, every=10))
+        c.wait_step(job, 12)
+        c.boostd.terminate()
+        shutil.copytree(c.state_dir, c.dir / "copy")
+        c.start_boostd()
+        known = {k["step"] for k in c.json("ckpt", "ls", job)["checkpoints"] if k["state"] == "COMMITTED"}
+        wait_until(lambda: min(k["step"] for k in c.json("ckpt", "ls", job)["checkpoints"] if k["state"] == "COMMITTED")
+                   > max(known), 30, "the old checkpoints are gone")
+        c.boostd.kill9()
+        kill_node(c, "n1")
+        left = max(int(p.name[5:].split(".")[0]) for p in (c.dir / "ckpt").glob("*/step-*") if (p / "manifest.json").exists())
+        shutil.rmtree(c.dir / "agent-n1" / "attempts")  # or it would tell of its shards again
+        shutil.rmtree(c.state_dir)
+        shutil.move(c.dir / "copy", c.state_dir)
+        argv = [*c.boostd.argv, "--adopt"]
+        c.boostd = Process(argv, c.dir / "boostd.log", c.env)
+        c._procs.append(c.boostd)
+        c.start_agent("n1")
+        c.wait_state(job, "RUNNING")
+        texts = [e["text"] for e in c.events(job)]
+        assert any(f"from the checkpoint of step {left}" in t for t in texts), (left, texts)
+        c.ok("cancel", "--now", "-y", job)
+        c.wait_state(job, "CANCELLED")
+
+
 run(globals())

@@ -368,6 +368,11 @@ static void on_task(struct world *w, struct fake_agent *a, const Boost__Task *t)
         stack_list[r.n_stacks++] = &stacks[8];
         r.stacks = stack_list;
         break;
+    case BOOST__TASK__BODY_FIND_CHECKPOINTS:
+        a->finds++;
+        r.found = a->found;
+        r.n_found = a->n_found;
+        break;
     case BOOST__TASK__BODY_PROVE_SHARED:
         a->proofs++;
         code = a->shared_code;

@@ -53,7 +53,9 @@ struct fake_agent {
     int manifest_code;
     int stacks_code; /* of CollectStacks */
     int shared_code; /* of ProveShared */
-    int manifests, deletes, verifies, preflights, proofs;
+    Boost__FoundCheckpoint **found; /* of FindCheckpoints */
+    size_t n_found;
+    int manifests, deletes, verifies, preflights, proofs, finds;
     uint64_t last_task; /* id of the newest */
     char deleted[512];
     int64_t next_beat;
