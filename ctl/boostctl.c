@@ -22,6 +22,7 @@ static const struct verb verbs[] = {
     {"metrics", verb_metrics, "loss and speed, as numbers or a plot"},
     {"logs", verb_logs, "a rank's output"},
     {"stacks", verb_stacks, "where each rank of a job is, and whom the others wait for"},
+    {"top", verb_top, "jobs and nodes on the whole screen, again and again"},
     {"wait", verb_wait, "until a job is in a state or at a step"},
     {"cancel", verb_control, "end jobs, after a checkpoint"},
     {"hold", verb_control, "checkpoint and set aside until released"},
@@ -43,7 +44,7 @@ static const struct verb verbs[] = {
 };
 
 /* Named in the contract and not built yet: told apart from a typing error. */
-static const char *const later[] = {"top", "data", "sample", "eval"};
+static const char *const later[] = {"data", "sample", "eval"};
 
 static void print_help(void)
 {
