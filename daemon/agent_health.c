@@ -294,6 +294,8 @@ void health_close(struct agent_health *h)
 void health_run(struct agent *agent, int64_t now)
 {
     struct agent_health *h = agent->health;
+    if (!h) /* the first look at the GPUs still runs the loop */
+        return;
     if (!h->checking && h->next_ns && now >= h->next_ns)
         begin(h);
     tell(agent);

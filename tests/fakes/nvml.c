@@ -9,9 +9,11 @@
  *   1 mig 1        it is in MIG mode
  *   1 same 0       it has the UUID of GPU 0
  *   0 used 900     MiB used, without the driver's own; else 1
+ *   0 slow 500     milliseconds that it takes to be asked for its UUID
  *   0 screen 700   MiB that a process for graphics uses
  *   1 link 0       NVLink joins it with GPU 0
  */
+#include <poll.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -147,6 +149,9 @@ static bool wild(const struct device *d, void *out, size_t bytes)
 
 int nvmlDeviceGetUUID(struct device *d, char *out, unsigned len)
 {
+    long slow = line(d->index, "slow", 0, NULL);
+    if (slow > 0)
+        poll(NULL, 0, (int)slow);
     if (line(d->index, "lost", 0, NULL) > 0)
         return IS_LOST;
     if (!wild(d, out, len))
