@@ -207,6 +207,32 @@ static void test_a_prolog_fails(void **state)
     kill_agent(f, SIGTERM);
 }
 
+/* What a prolog has set up is taken down though the attempt never was, and then nothing of it is left. */
+static void test_an_epilog_follows_a_prolog_whatever_comes_between(void **state)
+{
+    struct fixture *f = *state;
+    char prolog[PATH_MAX], epilog[PATH_MAX], sets[2][PATH_MAX + 64], path[PATH_MAX];
+    script(f, "prolog.sh", "[ -e down ] || { rmdir state/attempts && echo >state/attempts; }", prolog);
+    script(f, "epilog.sh", "[ -e down ] || { rm state/attempts && mkdir state/attempts; }; echo >>down", epilog);
+    f->sets[0] = text_of(sets[0], "prolog", prolog);
+    f->sets[1] = text_of(sets[1], "epilog", epilog);
+    start_agent(f);
+    accept_agent(f, NULL);
+    order_start(f, "exit7", 1, 1);
+    expect_refused(f, BOOST__EXIT_CLASS__VALUE__INFRA, BOOST__REASON__VALUE__NONE, "attempts");
+    path_in(f, "down", path);
+    await_path(path, true);
+    pass(f, BOOST__AGENT_MESSAGE__BODY_NODE_END);
+    order_start(f, "exit7", 2, 1);
+    pass(f, BOOST__AGENT_MESSAGE__BODY_RANK_END);
+    close(f->conn);
+    f->conn = -1;
+    accept_agent(f, NULL);
+    assert_int_equal(f->registered->n_attempts, 1);
+    assert_int_equal(f->registered->attempts[0]->attempt, 2);
+    kill_agent(f, SIGTERM);
+}
+
 /* D24, D31: it never ends; its attempt is told to, and does. */
 static void test_a_stop_ends_a_prolog(void **state)
 {
@@ -331,6 +357,7 @@ int main(int argc, char **argv)
         AGENT_TEST(test_an_attempt_finds_the_node_unfit),
         AGENT_TEST(test_prolog_and_epilog_frame_an_attempt),
         AGENT_TEST(test_a_prolog_fails),
+        AGENT_TEST(test_an_epilog_follows_a_prolog_whatever_comes_between),
         AGENT_TEST(test_a_stop_ends_a_prolog),
         AGENT_TEST(test_an_epilog_hangs),
         AGENT_TEST(test_an_epilog_outlives_the_agent),
