@@ -405,13 +405,7 @@ static void on_hang(struct core *c, struct node *n, const Boost__HangReport *x)
     struct attempt *a = attempt_for(c, n, x->job, x->attempt, x->rank, true, &job);
     if (!a || x->rank < 0)
         return;
-    char text[1024];
-    snprintf(text, sizeof text, "rank %d on %s hangs: %.800s", x->rank, n->name,
-             x->text && *x->text ? x->text : "no progress");
-    if (!a->decided)
-        account_detection(c, job, now_mono(c) - a->progress_mono);
-    if (!a->failing)
-        attempt_fail(c, job, a, CLASS(APPLICATION), REASON(Hang), "hang", n->name, text);
+    attempt_hang(c, job, a, x->rank, x->text && *x->text ? x->text : "no progress");
 }
 
 /* ---- rendezvous --------------------------------------------------------------------------------- */

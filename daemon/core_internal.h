@@ -299,7 +299,9 @@ void account_stall(struct job *job, double seconds); /* of the open stretch, the
 void account_detection(struct core *c, struct job *job, int64_t silent_ns); /* the last stretch was detection */
 void account_totals(struct core *c, const struct job *job, Boost__Goodput *out); /* with the open stretch */
 double job_elapsed_s(struct core *c, const struct job *job);       /* STARTING + RUNNING + RECOVERING of all attempts */
-int64_t job_time_limit_due(struct core *c, const struct job *job); /* mono, INT64_MAX: none */
+/* When it has to begin with its end, so that the step, its successor and a checkpoint fit in: mono, INT64_MAX: never. */
+int64_t job_time_limit_due(const struct job *job);
+double job_time_limit_lead_s(const struct job *job); /* so long before the limit */
 
 /* ---- core_nodes.c ------------------------------------------------------------------ */
 
@@ -456,6 +458,8 @@ void attempt_part_over(struct core *c, struct job *job, struct attempt *a, const
 /* Anything but a rank's end: hang, lost node, rendezvous, refusal. Ignored when the cause is known already. */
 void attempt_fail(struct core *c, struct job *job, struct attempt *a, Boost__ExitClass__Value class,
                   Boost__Reason__Value reason, const char *kind, const char *node, const char *text);
+/* The rank made no progress. */
+void attempt_hang(struct core *c, struct job *job, struct attempt *a, int rank, const char *text);
 /* Finds the cause among the ends known; `force`: no more are to come, or not soon. */
 void attempt_decide(struct core *c, struct job *job, struct attempt *a, bool force);
 void attempt_mark_kill(struct core *c, struct job *job, struct attempt *a);
@@ -482,7 +486,8 @@ Boost__ExitClass__Value classify(const Boost__ExitRecord *x);
 /* The first failing rank; -1 = none. *certain: no end that is still to come can be before it. */
 int attempt_cause(const struct attempt *a, bool *certain);
 Boost__Reason__Value cause_reason(const struct job *job, const struct attempt *a, int rank);
-/* "rank 1 on gpu01: signal 9 (SIGKILL)"; with_log appends its last lines. Caller frees. */
+/* "rank 1 on gpu01: signal 9 (SIGKILL)"; with_log appends lines of their own: the collective
+ * that it was in last, its last words. Caller frees. */
 char *cause_text(const struct attempt *a, int rank, bool with_log);
 /* "1, 3-5" */
 char *rank_list(const int *ranks, int n);

@@ -187,7 +187,7 @@ void start_commit(struct core *c, struct job *job)
     job_reason(job, REASON(NONE), "%s", "");
     mark_attempt(c, job, a);
     job_fire(c, job, EV_PLACED);
-    due_at(c, job_time_limit_due(c, job));
+    due_at(c, job_time_limit_due(job));
     char *placement = attempt_placement(a);
     char nodes[320];
     say_nodes(job, a, nodes, sizeof nodes);

@@ -113,6 +113,9 @@ static void waits_of_attempt(struct waits *w, const struct job *job, const struc
             wait_add(w, arena_printf(w->mem, "kill to be sent to %s", n->name),
                      a->failing_mono ? a->failing_mono : a->start_mono, 0);
     }
+    if (a->hang_due)
+        wait_add(w, arena_strdup(w->mem, "other ranks that hang, to tell which one holds them up"),
+                 a->hang_due - CORE_CAUSE_NS, a->hang_due);
     if (a->failing && !a->decided)
         wait_add(w, arena_strdup(w->mem, "ends of the other ranks, to tell the first"), a->failing_mono, 0);
     if (a->rendezvous_due)
@@ -157,6 +160,9 @@ static void waits_of(struct waits *w, const struct job *job)
         wait_add(w,
                  arena_printf(w->mem, "checkpoint of step %" PRId64 " verified by %s", job->starting->candidate->step,
                               job->starting->nodes[0]->name),
+                 job->starting->since, job->starting->since + CORE_VERIFY_NS);
+    else if (job->starting)
+        wait_add(w, arena_printf(w->mem, "checkpoint.init_from verified by %s", job->starting->nodes[0]->name),
                  job->starting->since, job->starting->since + CORE_VERIFY_NS);
     if (job->backoff_due)
         wait_add(w, arena_strdup(w->mem, "back-off"), job->backoff_from, job->backoff_due);

@@ -67,6 +67,7 @@ static void attempt_free(struct attempt *a)
     free(a->spares);
     if (a->spec)
         boost__job_spec__free_unpacked(a->spec, NULL);
+    free(a->hang_text);
     free(a->text);
     free(a);
 }

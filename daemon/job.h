@@ -133,6 +133,9 @@ struct attempt {
     int64_t start_mono, running_mono;
     int64_t failing_mono;   /* when the first failing rank was heard of         */
     int64_t progress_mono;  /* when a rank last got further                     */
+    int64_t hang_due;       /* a rank hangs: which one is to blame is decided then, 0 = none does */
+    int hang_rank;
+    char *hang_text;
     int64_t rendezvous_due; /* mono ns, 0 = none                                */
     int64_t grace_due, grace_from;
     int64_t close_due, close_from; /* waits for manifests of complete checkpoints */
