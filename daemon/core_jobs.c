@@ -137,6 +137,32 @@ struct job *core_job(struct core *c, int64_t id)
     return i > 0 && c->jobs[i - 1]->id == id ? c->jobs[i - 1] : NULL;
 }
 
+static int ascending(const void *x, const void *y)
+{
+    int64_t a = *(const int64_t *)x, b = *(const int64_t *)y;
+    return (a > b) - (a < b);
+}
+
+int core_select(struct core *c, bool live_only, bool (*wanted)(const struct job *job, const void *arg), const void *arg,
+                int64_t **ids)
+{
+    int n = 0, most = c->n_jobs;
+    for (int s = STATE(COMPLETED); live_only && s < JOB_STATES; s++)
+        most -= c->n_state[s];
+    *ids = malloc(((size_t)most + 1) * sizeof **ids);
+    if (!*ids)
+        return -1;
+    for (const struct job *job = live_only ? c->active.head : NULL; job; job = job->active.next)
+        if (wanted(job, arg))
+            (*ids)[n++] = job->id;
+    for (int i = 0; !live_only && i < c->n_jobs; i++)
+        if (wanted(c->jobs[i], arg))
+            (*ids)[n++] = c->jobs[i]->id;
+    if (live_only)
+        qsort(*ids, (size_t)n, sizeof **ids, ascending);
+    return n;
+}
+
 /* ---- transitions ------------------------------------------------------------------------ */
 
 void job_reason(struct job *job, Boost__Reason__Value reason, const char *fmt, ...)

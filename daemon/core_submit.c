@@ -81,9 +81,7 @@ int spec_resolve(struct core *c, const Boost__JobSpec *spec, uint32_t uid, Boost
 {
     struct plan_machine machine = machine_of(c, uid);
     *resolved = NULL;
-    int rc = plan_validate(spec, err);
-    if (!rc)
-        rc = plan_resolve(spec, &machine, resolved, err);
+    int rc = plan_resolve(spec, &machine, resolved, err); /* which validates */
     if (!rc)
         rc = check_threads(c, *resolved, err);
     if (!rc)

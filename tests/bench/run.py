@@ -7,7 +7,7 @@ as arguments only those run, and the lines of the others are kept.
 
 Times are of the machine as it is: run it on a quiet one.
 """
-import argparse, datetime, json, os, platform, statistics, subprocess, sys, tempfile, time
+import argparse, contextlib, datetime, json, os, platform, sqlite3, statistics, subprocess, sys, tempfile, time
 from pathlib import Path
 
 sys.dont_write_bytecode = True
@@ -63,6 +63,38 @@ def bench_submit(build):
                 line("submits_per_s", eight["per_s"], "1/s", clients=8, submits=eight["submits"],
                      p50_ms=eight["p50_ms"], p99_ms=eight["p99_ms"], one_client_per_s=one["per_s"])]
         return rows
+
+
+def bench_many(build):
+    """100,000 jobs that have ended in the store, written there by copying one; then status, and submits beside them."""
+    from harness import Cluster, tiny_job
+    jobs, took = 100_000, []
+    with Cluster(agents=0) as c:
+        job = c.dir / "bench.pbtxt"
+        job.write_text(tiny_job(c, name="bench"))
+        c.ok("cancel", "--now", c.submit(job))
+        c.boostd.terminate()
+        with contextlib.closing(sqlite3.connect(c.state_dir / "state.db")) as db, db:
+            columns = ",".join(row[1] for row in db.execute("PRAGMA table_info(job)") if row[1] != "id")
+            db.execute(f"WITH RECURSIVE n(i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i < {jobs}) "
+                       f"INSERT INTO job(id, {columns}) SELECT i, {columns} FROM n, job WHERE job.id = 1")
+        start = time.monotonic()
+        c.start_boostd()
+        boot = time.monotonic() - start
+        for _ in range(15):
+            start = time.monotonic()
+            c.ok("status")
+            took.append(1000 * (time.monotonic() - start))
+
+        def clients(n, submits):
+            out = subprocess.run([build / "bench" / "submit_bench", c.socket, job, str(n), str(submits)], check=True,
+                                 capture_output=True, text=True, timeout=300).stdout
+            return json.loads(out)
+        one, many = clients(1, 2000), clients(64, 400)
+        return [line("status_ms_100k", statistics.median(took), "ms", jobs=jobs, slowest=max(took), boot_s=boot),
+                line("submit_p99_ms_100k", one["p99_ms"], "ms", jobs=jobs, p50_ms=one["p50_ms"], clients=1),
+                line("submits_per_s_64", many["per_s"], "1/s", jobs=jobs, clients=64, submits=many["submits"],
+                     p50_ms=many["p50_ms"], p99_ms=many["p99_ms"])]
 
 
 def bench_sched(build):
@@ -220,6 +252,7 @@ def bench_cpu_train(build):
 
 BENCHES = [
     (("submit_p50_ms", "submit_p99_ms", "submits_per_s"), bench_submit),
+    (("status_ms_100k", "submit_p99_ms_100k", "submits_per_s_64"), bench_many),
     (("sched_pass_ms_10k",), bench_sched),
     (("first_step_s",), bench_first_step),
     (("demo_tok_s_tp1", "demo_tok_s_tp2"), bench_demo),
