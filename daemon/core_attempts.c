@@ -366,6 +366,23 @@ static int ranks_before(const struct attempt *a, Boost__RankUpdate__Phase phase,
     return n;
 }
 
+bool part_prepares(const struct attempt *a, const struct attempt_part *part)
+{
+    for (int i = 0; i < part->n_ranks; i++)
+        if (a->ranks[part->ranks[i]].heard)
+            return false;
+    return part->doing && *part->doing && !part->gone && !part->lost && !a->kill;
+}
+
+/* Until the ranks are there a node's own time limits count. */
+static bool any_prepares(const struct attempt *a)
+{
+    for (int p = 0; p < a->n_parts; p++)
+        if (part_prepares(a, &a->parts[p]))
+            return true;
+    return false;
+}
+
 static void rendezvous_over(struct core *c, struct job *job, struct attempt *a)
 {
     int *missing = calloc((size_t)a->world, sizeof *missing);
@@ -402,6 +419,8 @@ static int64_t live_run(struct core *c, struct job *job, struct attempt *a, int6
         a->hang_due = 0; /* a rank's end says more */
     if (a->hang_due && now >= a->hang_due)
         hang_decide(c, job, a);
+    if (a->rendezvous_due && now >= a->rendezvous_due && any_prepares(a))
+        a->rendezvous_due = now + c->rendezvous_ns;
     if (a->rendezvous_due && now >= a->rendezvous_due)
         rendezvous_over(c, job, a);
     if (a->grace_due && now >= a->grace_due && !a->kill) {

@@ -447,6 +447,8 @@ char *checkpoint_dir_of(struct core *c, const struct job *job); /* caller frees 
 
 /* ---- core_attempts.c: how an attempt goes ------------------------------------ */
 
+/* Whether the site's prolog (or the like) is to be over there before its ranks can be. */
+bool part_prepares(const struct attempt *a, const struct attempt_part *part);
 /* Some rank says that `step` steps are done. */
 void attempt_reached(struct job *job, struct attempt *a, int64_t step);
 void attempt_rank_update(struct core *c, struct job *job, struct attempt *a, struct node *n,

@@ -83,15 +83,6 @@ static void wait_add(struct waits *w, char *name, int64_t since, int64_t limit_d
     w->list[w->n++] = x;
 }
 
-/* Whether something is to be over there before its ranks can be. */
-static bool part_waits(const struct attempt *a, const struct attempt_part *part)
-{
-    for (int i = 0; i < part->n_ranks; i++)
-        if (a->ranks[part->ranks[i]].heard)
-            return false;
-    return part->doing && *part->doing && !a->kill;
-}
-
 static void waits_of_attempt(struct waits *w, const struct job *job, const struct attempt *a)
 {
     for (int p = 0; p < a->n_parts; p++) {
@@ -107,7 +98,7 @@ static void waits_of_attempt(struct waits *w, const struct job *job, const struc
                      n->last_seen + w->c->node_timeout_ns);
         else if (h && h->kill_due)
             wait_add(w, arena_printf(w->mem, "kill confirmed by %s", n->name), h->kill_from, h->kill_due);
-        else if (part_waits(a, &a->parts[p]))
+        else if (part_prepares(a, &a->parts[p]))
             wait_add(w, arena_printf(w->mem, "%s on %s", a->parts[p].doing, n->name), a->start_mono, 0);
         else if (a->kill)
             wait_add(w, arena_printf(w->mem, "kill to be sent to %s", n->name),
