@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """TCP with TLS between boostctl, agents and boostd: what works, and what each side says when a certificate is not good."""
-import os, shutil, signal, socket, ssl, subprocess, tempfile, time
+import os, resource, shutil, signal, socket, ssl, subprocess, tempfile, time
 from pathlib import Path
 
 from harness import BIN, ROOT, Cluster, run, tiny_job, wait_until
@@ -217,10 +217,16 @@ def test_stalled_crafted_and_refused_input():
     with Cluster(agents=0, tls=True) as c:
         host, port = c.address.rsplit(":", 1)
         user = os.path.basename(c.env["BOOST_TLS_DIR"])[5:]
-        stalled = [socket.create_connection((host, int(port)), timeout=20) for _ in range(20)]
-        for s in stalled:
-            s.sendall(bytes.fromhex("16030102000100"))  # the beginning of a handshake
+        # More than SESSION_MAX_HALF_OPEN beginnings of a handshake: the oldest have to go, others come in.
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+        stalled = []
+        for _ in range(1024 + 50):
+            stalled.append(socket.create_connection((host, int(port)), timeout=20))
+            stalled[-1].sendall(bytes.fromhex("16030102000100"))
         c.ok("ping")
+        said(c.boostd, "over 1024 connections without a hello")
+        assert stalled[0].recv(1) == b"" and stalled[40].recv(1) == b""
         # Inside TLS: a frame that is too long, one that is no message, one cut in two.
         with TlsWire(c, "user", user) as w:
             w.send(b"\xff\xff\xff\xff")
