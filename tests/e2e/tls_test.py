@@ -213,6 +213,13 @@ def run_openssl(*args):
     subprocess.run(["openssl", *map(str, args)], check=True, capture_output=True)
 
 
+def hung_up(s):
+    try:
+        return not s.recv(1)
+    except ConnectionResetError:
+        return True
+
+
 def test_stalled_crafted_and_refused_input():
     with Cluster(agents=0, tls=True) as c:
         host, port = c.address.rsplit(":", 1)
@@ -226,7 +233,7 @@ def test_stalled_crafted_and_refused_input():
             stalled[-1].sendall(bytes.fromhex("16030102000100"))
         c.ok("ping")
         said(c.boostd, "over 1024 connections without a hello")
-        assert stalled[0].recv(1) == b"" and stalled[40].recv(1) == b""
+        assert hung_up(stalled[0]) and hung_up(stalled[40])
         # Inside TLS: a frame that is too long, one that is no message, one cut in two.
         with TlsWire(c, "user", user) as w:
             w.send(b"\xff\xff\xff\xff")
