@@ -368,6 +368,12 @@ void spares_hold(struct core *c, struct job *job);    /* those that its newest a
 void spares_release(struct core *c, struct job *job); /* likewise; the list stays */
 void spares_lost(struct core *c, struct node *n, const char *why);
 
+/* ---- core_show_nodes.c ---------------------------------------------------------------- */
+
+/* Appends the node's GPUs to (*list)[*count..], only the job's when it is not NULL; false: out of memory. */
+bool show_devices(const struct node *n, const struct job *job, struct arena *mem, Boost__DeviceInfo ***list,
+                  size_t *count);
+
 /* ---- core_tasks.c ------------------------------------------------------------------ */
 
 /* Sends the Task (id, job, uid, gid are filled in); 0 when the node cannot be reached or memory is out. */
