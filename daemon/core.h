@@ -41,6 +41,11 @@ struct core_ops {
     void (*changed)(void *arg, int64_t job);
     /* One line for the daemon's own log. May be NULL. */
     void (*log)(void *arg, enum core_log_level level, const char *text);
+    /* What ranks of attempts that failed printed last (KeptLogs, packed), for when their nodes cannot be reached; NULL:
+     * not kept. keep_logs is not waited for; kept_logs calls `done` once, maybe at once, data NULL when there is none. */
+    void (*keep_logs)(void *arg, int64_t job, int attempt, const void *packed, size_t len);
+    void (*kept_logs)(void *arg, int64_t job, int attempt, void (*done)(void *done_arg, const void *packed, size_t len),
+                      void *done_arg);
     uint32_t uid; /* the daemon's own: may do all, like root */
 };
 

@@ -516,6 +516,11 @@ static void dispatch(struct core *c, struct node *n, const Boost__AgentMessage *
         else
             refuse_metrics(c, n, msg->metrics);
         break;
+    case BOOST__AGENT_MESSAGE__BODY_LOG_TAIL:
+        a = attempt_for(c, n, msg->log_tail->job, msg->log_tail->attempt, msg->log_tail->rank, true, &job);
+        if (a && msg->log_tail->rank >= 0)
+            log_tail(a, msg->log_tail);
+        break;
     case BOOST__AGENT_MESSAGE__BODY_KV:
         on_kv(c, n, msg->kv);
         break;

@@ -241,6 +241,8 @@ void attempt_close(struct core *c, struct job *job)
     kv_drop(c->kv, job->id, a->number, "the attempt has ended");
     checkpoints_abandon_open(c, job, a, "its attempt ended");
     trim_tails(a);
+    if (!all_clean(a))
+        logs_keep(c, job, a);
     mark_attempt(c, job, a);
     c->work = true; /* what could not be deleted under it */
     struct closing *x = calloc(1, sizeof *x);

@@ -539,6 +539,10 @@ bool pace_show(const struct job *job, struct arena *mem, Boost__ShowReply *show)
 void metrics_batch(struct core *c, struct job *job, struct attempt *a, struct node *n, const Boost__MetricBatch *b);
 void metrics_free(struct core *c);
 void send_ack(struct core *c, const char *node, Boost__Ack *ack);
+/* What a rank that runs printed last. */
+void log_tail(struct attempt *a, const Boost__LogTail *tail);
+/* Gives what is known of an ended attempt's output away to be kept. */
+void logs_keep(struct core *c, const struct job *job, const struct attempt *a);
 void parked_run(struct core *c, int64_t now);
 int64_t parked_due(struct core *c);
 void parked_free(struct core *c);

@@ -44,8 +44,10 @@ void attempt_clear_ranks(struct attempt *a)
 {
     stragglers_free(a->stragglers);
     a->stragglers = NULL;
-    for (int r = 0; r < a->world; r++)
+    for (int r = 0; r < a->world; r++) {
         rank_end_free(a->ranks[r].end);
+        free(a->ranks[r].tail);
+    }
     free(a->ranks);
     a->ranks = NULL;
     a->world = 0;

@@ -94,6 +94,8 @@ struct rank {
     struct rank_end *end; /* NULL while it runs */
     bool end_acked;
     int64_t metrics_seq; /* stored without a gap */
+    uint8_t *tail;       /* what it printed last, while it runs; NULL: not told */
+    size_t tail_len;
 };
 
 /* One node's share of an attempt. */
