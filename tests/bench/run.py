@@ -250,7 +250,53 @@ def bench_cpu_train(build):
                  windows=windows, fastest=max(w[0] for w in measured))]
 
 
+# ---- a thousand agents -----------------------------------------------------------
+
+
+def used_s(pid):
+    """Seconds of processor time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def memory_mb(pid, field):
+    for text in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if text.startswith(field + ":"):
+            return int(text.split()[1]) * 1024 / 1e6
+    raise ValueError(field)
+
+
+def bench_agents(build):
+    """Connections, registrations and a heartbeat a second of 1,000 nodes (agents_bench.c): boostd's share of one core
+    while they beat, and its memory; by TCP with TLS, as clusters do, and over the Unix socket."""
+    from harness import Cluster
+    n, seconds, rows = 1000, 30, []
+    for way in ("", "_unix"):
+        with Cluster(agents=0, tls=not way, boostd_set={"log_level": "warn"}) as c:
+            to = [c.socket, str(n)] if way else [c.address, str(n), c.dir / "certs"]
+            agents = subprocess.Popen([build / "bench" / "agents_bench", *to], stdin=subprocess.PIPE,
+                                      stdout=subprocess.PIPE, text=True)
+            try:
+                started = json.loads(agents.stdout.readline())
+                begin, before = time.monotonic(), used_s(c.boostd.pid)
+                time.sleep(seconds)
+                took, used = time.monotonic() - begin, used_s(c.boostd.pid) - before
+                rss, peak = (memory_mb(c.boostd.pid, f) for f in ("VmRSS", "VmHWM"))
+                states = [x["state"] for x in c.json("node", "ls")["nodes"]]
+                beats = json.loads(agents.communicate(timeout=60)[0])
+            finally:
+                agents.kill()
+                agents.wait()
+            assert states.count("UP") == n, {s: states.count(s) for s in states}
+            assert beats["answers"] >= 0.9 * n * seconds, beats
+            rows += [line(f"agents_{n}{way}_cpu_pct", 100 * used / took, "% of a core", start_s=started["start_s"],
+                          beats_per_s=beats["beats"] / took, slowest_answer_ms=beats["slowest_ms"]),
+                     line(f"agents_{n}{way}_rss_mb", rss, "MB", peak_mb=peak)]
+    return rows
+
+
 BENCHES = [
+    (tuple(f"agents_1000{way}_{x}" for way in ("", "_unix") for x in ("cpu_pct", "rss_mb")), bench_agents),
     (("submit_p50_ms", "submit_p99_ms", "submits_per_s"), bench_submit),
     (("status_ms_100k", "submit_p99_ms_100k", "submits_per_s_64"), bench_many),
     (("sched_pass_ms_10k",), bench_sched),
