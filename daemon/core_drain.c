@@ -36,7 +36,11 @@ void node_undrain(struct core *c, struct node *n)
 
 void node_drain(struct core *c, struct node *n, const char *reason)
 {
-    if (n->admin == ADMIN(DRAINING) || n->admin == ADMIN(DRAINED))
+    bool theirs = n->admin != ADMIN(NONE) && n->admin_by && strcmp(n->admin_by, "controller") != 0 &&
+                  strcmp(n->admin_by, "health") != 0;
+    if (theirs) /* out of use already, and taken back by whoever took it out */
+        add_event(c, NULL, 0, n->name, "controller", "kill-overdue", "%s: %s", n->name, reason);
+    if (theirs || n->admin == ADMIN(DRAINING))
         return;
     set_admin(c, n, ADMIN(DRAINING), reason, "controller");
     add_event(c, NULL, 0, n->name, "controller", "node-drained", "%s takes no new work: %s", n->name, reason);

@@ -46,6 +46,11 @@ MUTANTS = [
      "resume only from committed checkpoints"),
     ("deleted-before-row", "daemon/core_checkpoints.c", "    if (job->unsettled)\n        return; /* rows first */\n", "",
      ""),
+    # A node out of use gets nothing new.
+    ("closed-is-open", "daemon/core_queue.c", ".open = node->admin == ADMIN(NONE),", ".open = true,",
+     "a node out of use gets nothing new"),
+    ("operators-cordon-lost", "daemon/core_drain.c", "if (theirs || n->admin == ADMIN(DRAINING))", "if (n->admin == ADMIN(DRAINING))",
+     "a node out of use gets nothing new"),
     # A node that is heard is never DOWN.
     ("grace-forgotten", "daemon/core_nodes.c", "if (down < c->up_since + c->restart_grace_ns)", "if (false)",
      "a node that is heard is never DOWN"),

@@ -51,8 +51,8 @@ struct fake_agent {
     int verify_code;    /* for the paths that contain verify_bad; */
     char verify_bad[64];
     int manifest_code;
-    int stacks_code; /* of CollectStacks */
-    int shared_code; /* of ProveShared */
+    int stacks_code;                /* of CollectStacks */
+    int shared_code;                /* of ProveShared */
     Boost__FoundCheckpoint **found; /* of FindCheckpoints */
     size_t n_found;
     int manifests, deletes, verifies, preflights, proofs, finds;
