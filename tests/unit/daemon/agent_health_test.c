@@ -129,6 +129,25 @@ static void test_an_attempt_finds_the_node_unfit(void **state)
     kill_agent(f, SIGTERM);
 }
 
+/* What a job asks for and does not find is no fault of the node. */
+static void test_less_memory_than_the_ranks_ask_for(void **state)
+{
+    struct fixture *f = *state;
+    start_agent(f);
+    accept_agent(f, NULL);
+    f->memory_mib = INT64_C(1) << 40;
+    order_start(f, "exit7", 1, 2);
+    Boost__AgentMessage *m = expect(f, BOOST__AGENT_MESSAGE__BODY_ATTEMPT_REFUSED);
+    assert_int_equal(m->attempt_refused->class_, BOOST__EXIT_CLASS__VALUE__INFRA);
+    assert_non_null(strstr(m->attempt_refused->text, "and 2199023255552 MiB are asked for (2 x 1099511627776)"));
+    boost__agent_message__free_unpacked(m, NULL);
+    f->memory_mib = 1;
+    order_start(f, "exit7", 2, 1);
+    expect_end(f, 2, 7);
+    assert_null(await(f, BOOST__AGENT_MESSAGE__BODY_HEALTH, 100));
+    kill_agent(f, SIGTERM);
+}
+
 static void test_prolog_and_epilog_frame_an_attempt(void **state)
 {
     struct fixture *f = *state;
@@ -355,6 +374,7 @@ int main(int argc, char **argv)
         AGENT_TEST(test_a_script_fails_and_passes_again),
         AGENT_TEST(test_a_script_that_takes_its_time_is_waited_for),
         AGENT_TEST(test_an_attempt_finds_the_node_unfit),
+        AGENT_TEST(test_less_memory_than_the_ranks_ask_for),
         AGENT_TEST(test_prolog_and_epilog_frame_an_attempt),
         AGENT_TEST(test_a_prolog_fails),
         AGENT_TEST(test_an_epilog_follows_a_prolog_whatever_comes_between),
