@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Jobs over several nodes: agents of one machine with addresses of their own (127.0.0.x), all by TLS, one checkpoint
 directory."""
-import os, shutil, signal, subprocess, time
+import csv, io, os, shutil, signal, subprocess, time
 
 from harness import BIN, Cluster, Process, Skip, processes_with, run, tiny_job, wait_until
 
@@ -83,6 +83,24 @@ def test_the_controller_restarts_under_load():
         assert pids(c, job) == ranks
         row = c.wait_state(job, "COMPLETED")
         assert row["attempt"] == 1, c.explain(job)
+
+
+def test_a_job_ends_while_everybody_is_away():
+    """Its ranks end without controller, and the agents that saw it are killed: what is on disk tells, once, and in full."""
+    with Cluster(agents=2, cpu_slots=1, tls=True, boostd_set=QUICK) as c:
+        job = c.submit(job_of(c, 2, steps=150, every=50))
+        c.wait_state(job, "RUNNING")
+        c.boostd.kill9()
+        wait_until(lambda: not any(pids(c, job).values()), 60, "the ranks end by themselves")
+        for n in ("n1", "n2"):
+            c.agents[n].kill9()
+        c.start_boostd()
+        for n in ("n1", "n2"):
+            c.start_agent(n)
+        row = c.wait_state(job, "COMPLETED")
+        assert row["attempt"] == 1 and row["step"] == 150 and row["last_checkpoint_step"] == 150, row
+        rows = list(csv.DictReader(io.StringIO(c.ok("metrics", job, "--name", "loss", "-o", "csv"))))
+        assert [int(r["step"]) for r in rows] == list(range(1, 151)), rows[:3]
 
 
 def pids(c, job, attempt=1):
