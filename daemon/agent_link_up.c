@@ -381,6 +381,8 @@ static int load_tls(struct link_up *link, struct error *err)
                   tls_role_name(own.role), own.name, link->node);
         return error_hint(err, "make its own: deploy/make-certs.sh DIR node %s; or set --node", link->node);
     }
+    if (own.days_left < TLS_DAYS_WARN)
+        log_line(LOG_WARN, "the certificate %s ends in %d days", files[0], own.days_left);
     if (link->tls)
         log_line(LOG_INFO, "certificates have changed and are read again");
     tls_context_free(link->tls);

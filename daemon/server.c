@@ -170,6 +170,8 @@ static int load_tls(struct server *server, struct error *err)
                   server->tls_files.certificate, tls_role_name(own.role), own.name);
         return error_hint(err, "deploy/make-certs.sh DIR controller NAME --san HOST makes one for boostd");
     }
+    if (own.days_left < TLS_DAYS_WARN)
+        log_line(LOG_WARN, "the certificate %s ends in %d days", server->tls_files.certificate, own.days_left);
     tls_context_free(server->tls);
     server->tls = fresh;
     return ERR_OK;

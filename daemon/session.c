@@ -359,6 +359,9 @@ static int decrypt(struct session *s, const char *data, size_t len, bool *over)
         const struct tls_peer *peer = tls_peer(s->tls);
         size_t used = strlen(s->who);
         snprintf(s->who + used, sizeof s->who - used, ", %s %s", tls_role_name(peer->role), peer->name);
+        if (peer->days_left < TLS_DAYS_WARN)
+            log_line(LOG_WARN, "the certificate of %s %s ends in %d days", tls_role_name(peer->role), peer->name,
+                     peer->days_left);
     }
     return ERR_OK;
 }

@@ -3,7 +3,7 @@
 import os, resource, shutil, signal, socket, ssl, subprocess, tempfile, time
 from pathlib import Path
 
-from harness import BIN, ROOT, Cluster, run, tiny_job, wait_until
+from harness import BIN, ROOT, Cluster, Skip, run, tiny_job, wait_until
 from wire import HELLO, Wire, agent_hello, frame, num, parse, register, sub
 
 def said(process, text, deadline=10.0):
@@ -299,6 +299,55 @@ def test_new_certificates_without_a_restart():
         c.wait_nodes(1)
 
 
+def test_a_revoked_certificate_and_one_that_ends_soon():
+    with Cluster(agents=0, tls=True, start=False) as c:
+        c.certs("node", "n1")
+        c.certs("user", "other", "--days", "5")
+        c.certs("revoke", "node", "n1")
+        c.certs("node", "n1")  # a new one is good
+        c.start_boostd(tls_ca=c.dir / "certs" / "trusted.crt")
+        fails(c, 5, "does not know", "--tls-dir", c.cert_dir("user", "other"), "ping")
+        said(c.boostd, "the certificate of user other ends in ")
+        c.start_agent("n1")
+        c.wait_nodes(1)
+        x = context(c)
+        gone = c.dir / "certs" / "node-n1.revoked1"
+        x.load_cert_chain(str(gone / "tls.crt"), str(gone / "tls.key"))
+        assert "revoked" in refused_by_server(c, x)
+        said(c.boostd, "certificate revoked")
+        # By SIGHUP, for who is revoked later.
+        user = os.path.basename(c.env["BOOST_TLS_DIR"])[5:]
+        c.ok("ping")
+        shutil.copytree(c.env["BOOST_TLS_DIR"], c.dir / "kept")
+        c.certs("revoke", "user", user)
+        c.boostd.child.send_signal(signal.SIGHUP)
+        said(c.boostd, "certificates are read again")
+        fails(c, 5, "it was revoked", "--tls-dir", c.dir / "kept", "ping")
+        c.env.pop("BOOST_HOST")  # the Unix socket, to end
+
+
+def test_both_families():
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            pass
+    except OSError:
+        raise Skip("no IPv6 here")
+    with Cluster(agents=0, tls=True, start=False) as c:
+        shutil.move(c.cert_dir("controller", "c"), c.dir / "old")
+        c.certs("controller", "c")  # its usual hosts: localhost in both families
+        c.start_boostd(listen=["127.0.0.1:0", "[::1]:0"])
+        four, six = c.boostd.ready_line.split("listen=")[1].split(",")
+        assert six.startswith("[::1]:"), six
+        for host in (four, six, four.replace("127.0.0.1", "localhost")):
+            c.ok("--host", host, "ping")
+        c.start_agent("n1", controller_address=["[::1]:1", six])  # and the first that does not answer is passed over
+        c.wait_nodes(1)
+        busy = [BIN / "boostd", "--config", "/dev/null", "--state-dir", c.dir / "other", "--socket", c.dir / "o", "--listen",
+                six] + [x for k, v in c.tls_set("controller", "c").items() for x in ("--set", f"{k}={v}")]
+        p = subprocess.run([str(a) for a in busy], capture_output=True, text=True, timeout=20)
+        assert p.returncode == 5 and "another program has this port" in p.stderr, p
+
+
 def test_make_certs():
     script = ROOT / "deploy" / "make-certs.sh"
 
@@ -334,9 +383,7 @@ def test_make_certs():
 
 
 def test_who_may_do_what():
-    me = os.geteuid()
-    if me != 0:
-        from harness import Skip
+    if os.geteuid() != 0:
         raise Skip("needs root, to be somebody else")
     with Cluster(tls=True) as c:
         c.certs("user", "daemon")
