@@ -148,6 +148,16 @@ static void test_less_memory_than_the_ranks_ask_for(void **state)
     kill_agent(f, SIGTERM);
 }
 
+/* Until the attempt's last word: it may have been told while the epilog ran. */
+static void expect_over(struct fixture *f)
+{
+    for (bool over = false; !over;) {
+        Boost__AgentMessage *m = expect(f, BOOST__AGENT_MESSAGE__BODY_NODE_END);
+        over = !m->node_end->epilog;
+        boost__agent_message__free_unpacked(m, NULL);
+    }
+}
+
 static void test_prolog_and_epilog_frame_an_attempt(void **state)
 {
     struct fixture *f = *state;
@@ -178,9 +188,7 @@ static void test_prolog_and_epilog_frame_an_attempt(void **state)
     order_forget(f, 1); /* waits for the script */
     path_in(f, "go", path);
     assert_int_equal(fs_write_atomic(path, "", 0, 0644, NULL), 0);
-    m = expect(f, BOOST__AGENT_MESSAGE__BODY_NODE_END);
-    assert_false(m->node_end->epilog);
-    boost__agent_message__free_unpacked(m, NULL);
+    expect_over(f);
     run_path(f, 1, "", path);
     await_path(path, false);
     struct buffer order;
@@ -241,7 +249,7 @@ static void test_an_epilog_follows_a_prolog_whatever_comes_between(void **state)
     expect_refused(f, BOOST__EXIT_CLASS__VALUE__INFRA, BOOST__REASON__VALUE__NONE, "attempts");
     path_in(f, "down", path);
     await_path(path, true);
-    pass(f, BOOST__AGENT_MESSAGE__BODY_NODE_END);
+    expect_over(f);
     order_start(f, "exit7", 2, 1);
     pass(f, BOOST__AGENT_MESSAGE__BODY_RANK_END);
     close(f->conn);
@@ -283,9 +291,7 @@ static void test_an_epilog_hangs(void **state)
     order_start(f, "exit7", 1, 1);
     pass(f, BOOST__AGENT_MESSAGE__BODY_NODE_END);
     expect_failed(f, "epilog", "epilog.sh: not over after 2.0 s, killed: still busy");
-    Boost__AgentMessage *m = expect(f, BOOST__AGENT_MESSAGE__BODY_NODE_END);
-    assert_false(m->node_end->epilog);
-    boost__agent_message__free_unpacked(m, NULL);
+    expect_over(f);
     kill_agent(f, SIGTERM);
 }
 
@@ -300,18 +306,15 @@ static void test_an_epilog_outlives_the_agent(void **state)
     accept_agent(f, NULL);
     order_start(f, "exit7", 1, 1);
     pass(f, BOOST__AGENT_MESSAGE__BODY_NODE_END);
+    path_in(f, "runs", path);
+    await_path(path, true); /* the script is, too */
     kill_agent(f, SIGKILL);
     path_in(f, "go", path);
     assert_int_equal(fs_write_atomic(path, "", 0, 0644, NULL), 0);
     for (int i = 0; i < 2; i++) {
-        Boost__AgentMessage *m;
         start_agent(f);
         accept_agent(f, NULL);
-        bool over = false;
-        for (; !over; boost__agent_message__free_unpacked(m, NULL)) {
-            m = expect(f, BOOST__AGENT_MESSAGE__BODY_NODE_END);
-            over = !m->node_end->epilog;
-        }
+        expect_over(f);
         kill_agent(f, SIGTERM);
     }
     struct buffer runs;
