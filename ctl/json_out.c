@@ -97,6 +97,10 @@ json_t *json_summary(const Boost__JobSummary *s)
     if (s->has_attempt)
         json_put(o, "attempt", json_integer(s->attempt));
     json_put(o, "restarts", json_integer(s->restarts));
+    if (s->has_array_job) {
+        json_put(o, "array_job", json_integer(s->array_job));
+        json_put(o, "array_index", json_integer(s->array_index));
+    }
     json_put(o, "devices", json_integer(s->devices));
     json_put(o, "nodes", text_list(s->nodes, s->n_nodes));
     if (s->has_elapsed_s)

@@ -108,6 +108,10 @@ typedef void (*core_reply_fn)(void *arg, int rc, const struct error *err, int64_
  * jobs and change only their own. */
 void core_submit(struct core *c, const Boost__JobSpec *spec, const struct core_user *user, bool hold,
                  core_reply_fn reply, void *arg);
+/* The same of an array: n tasks with these numbers, all taken or none, of which so many may run at once (0: all). Their
+ * jobs have consecutive ids; the reply tells the first, by which the array is known. */
+void core_submit_array(struct core *c, Boost__JobSpec *const *specs, int n, const int32_t *index, int limit,
+                       const struct core_user *user, bool hold, core_reply_fn reply, void *arg);
 /* Dry run: validates and resolves (caller frees *resolved); *would_wait with its reason (arena). */
 MUST_USE int core_dry_run(struct core *c, const Boost__JobSpec *spec, const struct core_user *user, struct arena *arena,
                           Boost__JobSpec **resolved, bool *would_wait, const char **reason, struct error *err);
@@ -137,7 +141,10 @@ bool core_preempt(struct core *c, struct job *victim, const struct job *for_job)
 /* Changes priority or time limit of a job that has not ended; as core_control. */
 void core_update(struct core *c, const Boost__UpdateRequest *what, int64_t job, const struct core_user *user,
                  void (*reply)(void *arg, int rc, const struct error *err, const char *text), void *arg);
-/* "17", "17.2", a name, a unique prefix of names; ERR_NOT_FOUND, or ERR_AMBIGUOUS listing the candidates. */
+/* The task of the array with that index, or the one behind `after` (a task of it; NULL: the first) with index -1. NULL:
+ * there is none. */
+struct job *core_task(struct core *c, int64_t array, int index, const struct job *after);
+/* "17", "17.2", task "17_3", a name, a unique prefix of names; ERR_NOT_FOUND, or ERR_AMBIGUOUS listing the candidates. */
 MUST_USE int core_find_job(struct core *c, const char *ref, struct job **out, struct error *err);
 
 /* ---- looking ------------------------------------------------------------------ */

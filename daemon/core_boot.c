@@ -69,6 +69,9 @@ static void load_job(void *arg, const struct store_job *row)
     job->stall_s = row->stall_s;
     job->accounted_ns = row->accounted_ns;
     job->next_step = row->next_step;
+    job->array_job = row->array_job;
+    job->array_index = row->array_index;
+    job->array_limit = row->array_limit;
     if (row->next_spec)
         job->next_spec = boost__job_spec__unpack(NULL, row->next_spec_len, row->next_spec);
     if (row->next_resolved)

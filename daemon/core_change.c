@@ -274,7 +274,10 @@ static void put_job_row(struct core *c, const struct job *job)
                                                      .next_spec_len = next_spec.len,
                                                      .next_resolved = next_resolved.bytes,
                                                      .next_resolved_len = next_resolved.len,
-                                                     .next_step = job->next_step});
+                                                     .next_step = job->next_step,
+                                                     .array_job = job->array_job,
+                                                     .array_index = job->array_index,
+                                                     .array_limit = job->array_limit});
     else
         core_log_line(c, CORE_LOG_ERROR, "out of memory: the row of job %lld is not written", (long long)job->id);
     free(spec.bytes);

@@ -137,6 +137,18 @@ struct job *core_job(struct core *c, int64_t id)
     return i > 0 && c->jobs[i - 1]->id == id ? c->jobs[i - 1] : NULL;
 }
 
+struct job *core_task(struct core *c, int64_t array, int index, const struct job *after)
+{
+    for (int i = upper_bound(c, after ? after->id : array - 1); i < c->n_jobs; i++) {
+        struct job *job = c->jobs[i];
+        if (job->array_job != array)
+            break; /* ids of an array are consecutive */
+        if (index < 0 || job->array_index == index)
+            return job;
+    }
+    return NULL;
+}
+
 static int ascending(const void *x, const void *y)
 {
     int64_t a = *(const int64_t *)x, b = *(const int64_t *)y;

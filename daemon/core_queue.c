@@ -225,6 +225,30 @@ static struct sched_runner runner_of(struct core *c, const struct job *job)
     return r;
 }
 
+/* One more task of its array runs. */
+static void array_runs(struct core *c, const struct job *job)
+{
+    struct job *first = job->array_limit ? core_job(c, job->array_job) : NULL;
+    if (!first)
+        return;
+    if (first->array_picture != c->pictures)
+        first->array_running = 0;
+    first->array_picture = c->pictures;
+    first->array_running++;
+}
+
+static bool array_keeps(struct core *c, const struct job *job, char *text, size_t cap)
+{
+    const struct job *first = job->array_limit ? core_job(c, job->array_job) : NULL;
+    int running = first && first->array_picture == c->pictures ? first->array_running : 0;
+    if (!first || running < job->array_limit)
+        return false;
+    if (text)
+        snprintf(text, cap, "array limit: %d of %d tasks of array %" PRId64 " run", running, job->array_limit,
+                 job->array_job);
+    return true;
+}
+
 static int runner_index(struct core *c, struct picture *p, struct job *job)
 {
     if (job->picture == c->pictures)
@@ -237,7 +261,6 @@ static int runner_index(struct core *c, struct picture *p, struct job *job)
     p->running[p->n_runners] = job;
     job->picture = c->pictures;
     job->runner = p->n_runners;
-    job->share->running += !job->pending.in || job->starting;
     return p->n_runners++;
 }
 
@@ -368,6 +391,11 @@ static struct picture *picture_make(struct core *c)
     for (int i = 0; i < c->n_shares; i++)
         c->shares[i]->devices = c->shares[i]->running = 0;
     c->pictures++;
+    for (const struct job *job = c->busy.head; job; job = job->busy.next)
+        if (job->starting || job_live_attempt(job)) {
+            job->share->running++;
+            array_runs(c, job);
+        }
     if (p && add_nodes(c, p))
         p->sched = sched_new(p->nodes, p->n, p->runners, p->n_runners, p->held, p->n_held, now_mono(c));
     if (!p || !p->sched) {
@@ -434,7 +462,7 @@ static bool is_kept(struct core *c, const struct job *job, struct sched_answer *
     }
     if (job_depends(c, job, text, sizeof answer.text) != DEPEND_MET)
         kept(out, REASON(Dependency));
-    else if (limit_keeps(c, job, text, sizeof answer.text))
+    else if (array_keeps(c, job, text, sizeof answer.text) || limit_keeps(c, job, text, sizeof answer.text))
         kept(out, REASON(UserLimit));
     else
         return false;
@@ -511,6 +539,7 @@ static int try_job(struct core *c, struct picture *p, struct job *job)
         given = r.nodes * r.devices_per_node;
         job->share->devices += given;
         job->share->running++;
+        array_runs(c, job);
         start_begin(c, job, nodes, r.nodes);
         nodes = NULL;
     } else if (whole == SCHED_WAIT && sched_failed(p->sched)) {

@@ -301,6 +301,9 @@ Boost__JobSummary *core_summary(struct core *c, const struct job *job, struct ar
     s->has_last_checkpoint_step = job->checkpoint_step >= 0;
     s->last_checkpoint_step = job->checkpoint_step;
     s->priority = job->priority;
+    s->has_array_job = s->has_array_index = job->array_job != 0;
+    s->array_job = job->array_job;
+    s->array_index = job->array_index;
     s->submitted_wall_ns = job->submitted_ns;
     s->has_ended_wall_ns = job->ended_ns != 0;
     s->ended_wall_ns = job->ended_ns;

@@ -238,6 +238,11 @@ struct job {
         struct job *next, *prev;
         bool in;
     } active, busy, pending, working, dependent;
+    /* Of an array's task: the first task's job, its own number in the array, how many may run at once (0: all). */
+    int64_t array_job;
+    int array_index, array_limit;
+    uint64_t array_picture; /* of the first task: the scheduler's picture that array_running is of */
+    int array_running;
     struct share *share; /* of its user; the core's, for as long as it lives */
     int queued_priority; /* that it stands in the queue with */
     uint64_t picture;    /* the scheduler's picture in which `runner` is its index */
