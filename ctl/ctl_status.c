@@ -72,6 +72,8 @@ void totals_print(FILE *out, const Boost__Totals *t)
     fprintf(out, "%s | nodes %d up", first ? "no live jobs" : "", t->nodes_up);
     if (t->nodes_down)
         fprintf(out, ", %d down", t->nodes_down);
+    if (t->nodes_cordoned)
+        fprintf(out, ", %d cordoned", t->nodes_cordoned);
     if (t->nodes_draining)
         fprintf(out, ", %d draining", t->nodes_draining);
     fprintf(out, " | devices %d/%d busy", t->devices_busy, t->devices);

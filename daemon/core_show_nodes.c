@@ -178,7 +178,7 @@ Boost__Totals *core_totals(struct core *c, struct arena *arena)
         return NULL;
     boost__totals__init(t);
     t->has_running = t->has_recovering = t->has_queued = t->has_held = t->has_nodes_up = t->has_nodes_down = true;
-    t->has_nodes_draining = t->has_devices = t->has_devices_busy = true;
+    t->has_nodes_cordoned = t->has_nodes_draining = t->has_devices = t->has_devices_busy = true;
     t->has_cpu_slots = t->has_cpu_slots_busy = true;
     t->running = c->n_state[STATE(RUNNING)] + c->n_state[STATE(STARTING)] + c->n_state[STATE(STOPPING)];
     t->recovering = c->n_state[STATE(RECOVERING)];
@@ -188,6 +188,7 @@ Boost__Totals *core_totals(struct core *c, struct arena *arena)
         bool up = n->liveness == LIVENESS(UP) || n->liveness == LIVENESS(SUSPECT);
         t->nodes_up += up;
         t->nodes_down += n->liveness == LIVENESS(DOWN);
+        t->nodes_cordoned += n->admin == ADMIN(CORDONED);
         t->nodes_draining += n->admin == ADMIN(DRAINING) || n->admin == ADMIN(DRAINED);
         if (!up)
             continue;

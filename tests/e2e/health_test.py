@@ -39,6 +39,7 @@ def test_a_failed_check_cordons_and_a_passing_one_resumes():
         n = node(c)
         assert n["admin_by"] == "health" and "scratch disk is gone" in n["reason"], n
         assert [f["check"] for f in n["failed_checks"]] == ["script"], n
+        assert "| nodes 1 up, 1 cordoned |" in c.ok("status"), c.ok("status")
         assert "health       script failed: " in c.ok("node", "show", "n1")
         assert c.status(running)["state"] == "RUNNING"  # what runs goes on
         waits = c.submit(tiny_job(c, steps=5))
