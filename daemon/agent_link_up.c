@@ -228,7 +228,7 @@ static void beat(uv_timer_t *timer)
         return;
     }
     probe_others(link, now);
-    /* Here too now and then, and at once where the other connection is slow to answer: two are rarely stuck together. */
+    /* Here too now and then, and at once where the other connection is slow to answer: two are rarely stuck at once. */
     bool well = far(link) && heart_up(link->heart) &&
                 now - heart_answered_ns(link->heart) < 2 * link->heartbeat_ms * NS_PER_MS;
     if (well && now - link->last_beat_ns < FAR_PROBE_MS * NS_PER_MS)

@@ -21,7 +21,7 @@
 #include "daemon/users.h"
 #include "proto/base/clock.h"
 
-enum { MAX_SESSIONS = 8192, STOP_MS = 3000 };
+enum { MAX_SESSIONS = 32768, STOP_MS = 3000 };
 
 struct server {
     uv_loop_t *loop;

@@ -29,8 +29,8 @@ struct tls_peer {
 };
 enum { TLS_DAYS_WARN = 14 }; /* with fewer left somebody should be told */
 
-/* PEM files. The key must not be readable by group or others. ca may hold revocation lists too: then no certificate that
- * stands in one is taken. */
+/* PEM files. The key must not be readable by group or others. ca may hold revocation lists too: then no certificate
+ * that stands in one is taken. */
 struct tls_files {
     const char *certificate, *key, *ca;
 };

@@ -70,9 +70,27 @@ def test_heartbeats_have_a_connection_of_their_own():
                 w.send(frame(sub(40, sub(1, "x") + b"\x11" + b"\1" * 8)))
                 assert why in w.reply()[10][0]
                 assert w.ended()
+        # One that registers, then again with nonsense, is refused and gone; the node's next agent is as welcome as any.
+        c.certs("node", "n3")
+        for _ in range(3):
+            with TlsWire(c, "node", "n3", agent_hello("n3")) as w:
+                w.send(register("n3", instance="a"))
+                token = parse(w.reply()[1][0])[4][0]
+                with TlsWire(c, "node", "n3", agent_hello("n3")) as heart:
+                    heart.send(frame(sub(40, sub(1, "a") + b"\x11" + token)))
+                    assert 9 in heart.reply()
+                    heart.send(frame(sub(2, num(1, 5))))
+                    assert parse(heart.reply()[9][0])[1] == [5]
+                    w.send(register("n3", instance="b", boot=""))
+                    assert 10 in w.reply() and w.ended()
+                    heart.send(frame(sub(2, num(1, 6))))
+                    assert parse(heart.reply()[9][0])[1] == [6]
+                    heart.send(register("n3", instance="c"))  # not what this connection is for
+                    assert heart.ended()
+        c.ok("ping")
         before = len(established(c))
         assert before == 2, before
-        assert c.json("node", "ls")["nodes"][0]["state"] == "UP"
+        assert {x["name"]: x["state"] for x in c.json("node", "ls")["nodes"]}["n1"] == "UP"
 
 
 def test_certificates_that_do_not_do():
