@@ -76,7 +76,7 @@ void node_emptied(struct core *c, struct node *n)
     n->admin = ADMIN(DRAINED);
     n->drain_due = 0;
     mark_node(c, n);
-    add_event(c, NULL, 0, n->name, "controller", "node-drained", "%s is drained: nothing runs there any more (%s)",
+    add_event(c, NULL, 0, n->name, "controller", "node-drain-over", "%s is drained: nothing runs there any more (%s)",
               n->name, n->admin_reason ? n->admin_reason : "");
 }
 

@@ -20,6 +20,11 @@ static int fewest(const struct job *job)
     return least > 0 && least < job_nodes(job) ? least : job_nodes(job);
 }
 
+bool job_is_elastic(const struct job *job)
+{
+    return job_spares(job) > 0 || fewest(job) < job_nodes(job);
+}
+
 const Boost__JobSpec *core_attempt_spec(const struct job *job, struct attempt *a)
 {
     struct error err;

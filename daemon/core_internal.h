@@ -352,6 +352,7 @@ void node_drain_over(struct core *c, struct node *n); /* the deadline has come *
 /* ---- core_elastic.c: spare nodes, and fewer than asked for ----------------------------- */
 
 int job_spares(const struct job *job);
+bool job_is_elastic(const struct job *job); /* it has spares, or may do with fewer nodes */
 int elastic_most(const struct job *job); /* nodes to ask for at first, spares among them */
 /* The next lower number to try when so many cannot be had; 0: the job waits. */
 int elastic_fewer(struct core *c, const struct job *job, int nodes, enum sched_verdict v);

@@ -219,10 +219,8 @@ static void init_damaged(struct core *c, struct job *job, const struct task *t, 
     job_reason(job, REASON(DataError),
                "checkpoint.init_from does not verify on %s: %.400s; release with: boostctl release %" PRId64,
                t->node->name, why, job->id);
-    bool live = job_state_live(job->state);
     job_fire(c, job, EV_HOLD);
-    if (!live)
-        attempt_say_end(c, job, job->n_attempts);
+    attempt_say_end(c, job, job->n_attempts);
 }
 
 static void verified(struct core *c, struct task *t, int rc, const struct error *err, const Boost__TaskReply *reply)
@@ -310,6 +308,7 @@ static void skip_numbers(struct core *c, struct job *job)
 
 void start_begin(struct core *c, struct job *job, struct node **nodes, int n)
 {
+    spares_release(c, job); /* of the attempt before: those of this one are among `nodes` */
     skip_numbers(c, job);
     struct core_start *s = calloc(1, sizeof *s);
     bool held = s != NULL;
@@ -325,9 +324,8 @@ void start_begin(struct core *c, struct job *job, struct node **nodes, int n)
         start_later(c, job, out_of_memory);
         return;
     }
-    *s = (struct core_start){.nodes = nodes, .n_nodes = n,
-                             .n_spares = n > job_nodes(job) ? n - job_nodes(job) : 0,
-                             .since = now_mono(c)};
+    *s = (struct core_start){
+        .nodes = nodes, .n_nodes = n, .n_spares = n > job_nodes(job) ? n - job_nodes(job) : 0, .since = now_mono(c)};
     job->starting = s;
     job->start_retry_due = 0;
     job_busy(c, job);

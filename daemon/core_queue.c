@@ -563,7 +563,9 @@ static struct job **free_spares(struct core *c)
     int n = 0;
     struct job **list = NULL;
     for (struct job *job = c->spares_used ? c->active.head : NULL; job; job = job->active.next) {
-        if (!job->pending.in || job->starting || job->unsettled || !job_has_spares(job) || is_kept(c, job, NULL))
+        if (!job->pending.in || job->starting || job->unsettled || !job_has_spares(job))
+            continue;
+        if (job->start_retry_due > now_mono(c))
             continue;
         struct job **more = realloc(list, (size_t)(n + 2) * sizeof(struct job *));
         if (!more)
@@ -654,7 +656,8 @@ void schedule_pass(struct core *c)
     struct picture *p = picture_make(c);
     struct turns t = {0};
     for (int i = 0; p && first && first[i]; i++)
-        (void)try_job(c, p, first[i]);
+        if (!is_kept(c, first[i], NULL))
+            (void)try_job(c, p, first[i]);
     free(first);
     if (!p || !turns_init(c, &t)) {
         core_log_line(c, CORE_LOG_ERROR, "out of memory: no job is placed now");
@@ -684,7 +687,8 @@ void queue_settled(struct core *c, struct job *job)
     enum sched_pool pool = spec_pool(job->resolved);
     int64_t head = p ? sched_head(p->sched, pool, &when) : -1;
     const struct job *first = head > 0 ? core_job(c, head) : NULL;
-    if (c->schedule || !first || !first->pending.in) {
+    /* What an elastic job can have, the picture does not tell by itself: fewer nodes, and its own spares. */
+    if (c->schedule || !first || !first->pending.in || job_is_elastic(job)) {
         c->schedule = true;
         return;
     }

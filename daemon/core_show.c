@@ -175,7 +175,8 @@ static const char *preparing(const struct job *job)
 static char *recovering_line(struct core *c, const struct job *job, struct arena *mem)
 {
     char *why = first_line(mem, job->reason_text);
-    char from[64] = "from the beginning";
+    char from[64];
+    snprintf(from, sizeof from, "from %s", init_path(job->resolved) ? "where it first began" : "the beginning");
     if (job->checkpoint_step >= 0)
         snprintf(from, sizeof from, "from step %" PRId64, job->checkpoint_step);
     if (!why)

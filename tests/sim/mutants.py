@@ -36,6 +36,7 @@ MUTANTS = [
     ("lost-is-free", "daemon/core_attempts.c", "if (!lost && n)\n        node_release", "if (n)\n        node_release",
      ""),
     ("holdings-forgotten-at-boot", "daemon/core_boot.c", "node_hold(n, job->id, a->number,", "(void)(job->id, a->number,", ""),
+    ("spares-outlive-the-job", "daemon/core_jobs.c", "        spares_release(c, job);", "        ;", ""),
     # Resume only from committed checkpoints.
     ("resume-from-writing", "daemon/core_checkpoints.c",
      "if (job->checkpoints[i]->state == CKPT(COMMITTED) && !job->checkpoints[i]->damaged",

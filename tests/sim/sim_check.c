@@ -187,7 +187,8 @@ static int replay(int state, bool open, const struct store_event *e)
         return STATE(QUEUED);
     if (is(e, "restart") && open)
         return STATE(STOPPING);
-    if ((is(e, "cancel") || is(e, "hold") || is(e, "time-limit") || is(e, "drained") || is(e, "preempted")) &&
+    if ((is(e, "cancel") || is(e, "hold") || is(e, "time-limit") || is(e, "drained") || is(e, "preempted") ||
+         is(e, "growing")) &&
         (live || state == (int)STATE(RECOVERING)))
         return STATE(STOPPING);
     return state;

@@ -82,7 +82,15 @@ static void submit(struct sim *s)
     spec->parallel->has_dp = true;
     spec->parallel->dp = nodes * per_node;
     spec->parallel->micro_batch = 1;
-    spec->parallel->global_batch = nodes * per_node;
+    spec->parallel->global_batch = 60 * nodes * per_node; /* that fewer nodes share it evenly */
+    if (nodes > 1 && one_in(s, 2)) {
+        resources.has_min_nodes = true;
+        resources.min_nodes = (int32_t)between(s, 1, nodes - 1);
+    }
+    if (one_in(s, 4)) {
+        resources.has_spares = true;
+        resources.spares = (int32_t)between(s, 1, 2);
+    }
     spec->run->steps = one_in(s, 5) ? between(s, 60, 250) : between(s, 3, 40);
     spec->checkpoint->every_steps = between(s, 2, 12);
     spec->checkpoint->has_keep = true;

@@ -255,6 +255,33 @@ static void spare_takes_over(void **state)
     }
 }
 
+/* Found by the simulator: with a head in the queue, and no back-off to end, nobody looked at the job again. */
+static void goes_on_at_once_behind_a_head(void **state)
+{
+    (void)state;
+    struct cluster k;
+    cluster_new(&k, 3);
+    k.job = submit_spec(k.w, spec_on(&k.mem, 2, 2, 1), false);
+    all_checkpoint(&k, 20);
+    int64_t other = submit(k.w);
+    advance(k.w, 1000);
+    assert_state(k.w, other, QUEUED);
+    for (int i = 0; i < 2; i++) { /* their keepers die */
+        struct fake_attempt *x = newest(k.w, k.n[i], k.job);
+        for (int r = 0; r < x->n_ranks; r++)
+            say_end_of(k.w, k.n[i], x, r, (struct end){.lost = true});
+        say_node_end(k.w, k.n[i], x);
+    }
+    advance(k.w, 3000);
+    assert_state(k.w, k.job, STARTING); /* on one of its nodes and the spare: the other one may have got a node first */
+    /* A node is held once, as a spare or for ranks. */
+    int taken = 0;
+    for (int i = 0; i < 3; i++)
+        taken += busy(&k, i);
+    assert_int_equal(taken, 6);
+    cluster_free(&k);
+}
+
 static void spare_itself_is_lost(void **state)
 {
     (void)state;
@@ -282,9 +309,9 @@ static void spare_itself_is_lost(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(on_fewer_and_back),    cmocka_unit_test(as_far_as_it_can),
-        cmocka_unit_test(late_is_not_missing),  cmocka_unit_test(spare_takes_over),
-        cmocka_unit_test(spare_itself_is_lost),
+        cmocka_unit_test(on_fewer_and_back),   cmocka_unit_test(as_far_as_it_can),
+        cmocka_unit_test(late_is_not_missing), cmocka_unit_test(goes_on_at_once_behind_a_head),
+        cmocka_unit_test(spare_takes_over),    cmocka_unit_test(spare_itself_is_lost),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
