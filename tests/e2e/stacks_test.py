@@ -20,7 +20,7 @@ def frames(rank):
 
 @shared
 def test_a_running_job(c):
-    c.job = c.submit(endless(c, tp=2))
+    c.job = c.submit(endless(c, tp=2, hidden=256))  # more computing, less waiting
     wait_rank_step(c, c.job, 1, 3)
     pids = c.rank_pids(c.job, 1)
     began = time.monotonic()
