@@ -39,6 +39,8 @@ static char *node_line(const struct job *job, struct arena *mem)
     char *line = NULL;
     for (int p = 0; a && p < a->n_parts; p++)
         line = line ? arena_printf(mem, "%s,%s", line, a->parts[p].node) : arena_strdup(mem, a->parts[p].node);
+    if (line && a->n_parts < job_nodes(job))
+        line = arena_printf(mem, "%s (%d of %d nodes)", line, a->n_parts, job_nodes(job));
     return line ? line : arena_strdup(mem, "");
 }
 

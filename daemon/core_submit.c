@@ -87,6 +87,23 @@ static int check_threads(struct core *c, const Boost__JobSpec *resolved, struct 
     return error_hint(err, "use 1 to %d, or 0 to share a node's cores evenly among its ranks", most->cores);
 }
 
+/* Fewer replicas may each need more memory: under zero 1 they share the optimizer's state. */
+static int check_fewest(const Boost__JobSpec *resolved, const struct plan_machine *machine, struct error *err)
+{
+    const Boost__Resources *r = resolved->resources;
+    Boost__JobSpec *fewest = NULL, *again = NULL;
+    if (!r || r->min_nodes >= r->nodes)
+        return ERR_OK;
+    int rc = plan_on_fewer_nodes(resolved, r->min_nodes, &fewest, err);
+    if (!rc)
+        rc = plan_resolve(fewest, machine, &again, err);
+    if (fewest)
+        boost__job_spec__free_unpacked(fewest, NULL);
+    if (again)
+        boost__job_spec__free_unpacked(again, NULL);
+    return rc ? error_context(err, "on resources.min_nodes = %d", r->min_nodes) : ERR_OK;
+}
+
 int spec_resolve(struct core *c, const Boost__JobSpec *spec, uint32_t uid, Boost__JobSpec **resolved, struct error *err)
 {
     struct plan_machine machine = machine_of(c, uid);
@@ -94,6 +111,8 @@ int spec_resolve(struct core *c, const Boost__JobSpec *spec, uint32_t uid, Boost
     int rc = plan_resolve(spec, &machine, resolved, err); /* which validates */
     if (!rc)
         rc = check_threads(c, *resolved, err);
+    if (!rc)
+        rc = check_fewest(*resolved, &machine, err);
     if (!rc)
         rc = init_resolve(c, *resolved, err);
     if (rc && *resolved) {

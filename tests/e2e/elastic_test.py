@@ -53,7 +53,8 @@ def test_fewer_nodes_and_back():
         two = attempt_of(c, job, 2)
         assert sorted(two["nodes"]) == ["n1", "n2"] and two["dp"] == 2 and two["from_step"] >= 20, two
         assert c.json("show", job)["restarts_used"] == 0
-        assert c.status(job)["devices"] == 2, c.status(job)
+        row = c.status(job)
+        assert row["devices"] == 2 and "(2 of 3 nodes)" in row["info"], row
         c.start_agent("n3")
         c.wait_nodes(3)
         wait_running(c, job, 3)
@@ -84,6 +85,7 @@ def test_spare_takes_over():
         wait_committed(c, job, 20)
         first = attempt_of(c, job, 1)
         spare, = first["spares"]
+        assert f"spare {spare}" in c.ok("show", job)
         busy = {n["name"]: n["devices_busy"] for n in c.json("node", "ls")["nodes"]}
         assert busy == {"n1": 1, "n2": 1, "n3": 1}, busy
         lost = first["nodes"][1]
