@@ -265,7 +265,12 @@ BENCHES := $(patsubst tests/bench/%.c,$(BUILD)/bench/%,$(wildcard tests/bench/*.
 BENCH_SUPPORT := $(call objs,$(wildcard tests/bench/support/*.c))
 # Headers of CUPTI, cuBLASLt and the CUDA backend's streams; without the toolkit the programs say what they cannot do.
 $(addprefix $(BUILD)/obj/tests/bench/support/,trace.o op_times.o gemm_candidates.o): FILE_FLAGS = $(CUDA_DIR:%=-isystem %/include)
-$(BENCHES): $(BUILD)/bench/%: $(BUILD)/obj/tests/bench/%.o $(BENCH_SUPPORT) $(L_WORKER)
+# The controller's own; the others are of the worker.
+$(BUILD)/bench/core_bench: $(BUILD)/obj/tests/bench/core_bench.o $(L_DAEMON)
+	@mkdir -p $(@D)
+	@$(CC) $(LDFLAGS) $(RPATH) -o $@ $^ $(S_DAEMON)
+	@echo "  LD   $@"
+$(filter-out $(BUILD)/bench/core_bench,$(BENCHES)): $(BUILD)/bench/%: $(BUILD)/obj/tests/bench/%.o $(BENCH_SUPPORT) $(L_WORKER)
 	@mkdir -p $(@D)
 	@$(CC) $(LDFLAGS) $(RPATH) -o $@ $^ $(S_WORKER) $(S_TLS)
 	@echo "  LD   $@"

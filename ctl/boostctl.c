@@ -22,6 +22,7 @@ static const struct verb verbs[] = {
     {"metrics", verb_metrics, "loss and speed, as numbers or a plot"},
     {"logs", verb_logs, "a rank's output"},
     {"stacks", verb_stacks, "where each rank of a job is, and whom the others wait for"},
+    {"top", verb_top, "jobs and nodes on the whole screen, again and again"},
     {"wait", verb_wait, "until a job is in a state or at a step"},
     {"cancel", verb_control, "end jobs, after a checkpoint"},
     {"hold", verb_control, "checkpoint and set aside until released"},
@@ -43,7 +44,7 @@ static const struct verb verbs[] = {
 };
 
 /* Named in the contract and not built yet: told apart from a typing error. */
-static const char *const later[] = {"top", "data", "sample", "eval"};
+static const char *const later[] = {"data", "sample", "eval"};
 
 static void print_help(void)
 {
@@ -60,7 +61,8 @@ static void print_help(void)
            "  -o FORMAT       table, wide, json, jsonl or name (ids only)\n"
            "  --no-color      no colour; also when NO_COLOR is set or stdout is no terminal\n"
            "  -q              no messages but errors\n\n"
-           "JOB is an id (17), an attempt (17.2) where one is meant, a name, or the start of a name.\n\n"
+           "JOB is an id (17), an attempt (17.2) where one is meant, a task of an array (17_3; 17_*: all\n"
+           "that have not ended, where several jobs can be named), a name, or the start of a name.\n\n"
            "exit status: 0 ok; 1 the waited-for job ended FAILED, TIMEOUT or CANCELLED; 2 usage;\n"
            "3 cannot reach boostd; 4 not found or ambiguous; 5 refused; 6 invalid job file; 7 timed out;\n"
            "10 --dry-run: valid but must wait; 130 interrupted\n");

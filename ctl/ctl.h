@@ -7,6 +7,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "proto/base/arena.h"
 #include "proto/base/error.h"
@@ -94,6 +95,12 @@ struct option_list;
 int ctl_load_job(struct job_file *file, const char *path, const char *format, bool allow_unknown,
                  const struct option_list *set, struct error *err);
 
+/* ---- ctl_status.c: the table of jobs, for top too ---- */
+struct table;
+struct table *job_table_new(bool wide);
+void job_table_row(struct table *t, const Boost__JobSummary *s, bool wide);
+void totals_print(FILE *out, const Boost__Totals *t);
+
 /* ---- verbs -------------------------------------------------------------------- */
 
 int verb_submit(struct ctl *ctl, int argc, char **argv);
@@ -108,6 +115,7 @@ int verb_stacks(struct ctl *ctl, int argc, char **argv);
 int verb_restart(struct ctl *ctl, int argc, char **argv);
 int verb_update(struct ctl *ctl, int argc, char **argv);
 int verb_usage(struct ctl *ctl, int argc, char **argv);
+int verb_top(struct ctl *ctl, int argc, char **argv);
 int verb_wait(struct ctl *ctl, int argc, char **argv);
 int verb_node(struct ctl *ctl, int argc, char **argv);
 int verb_validate(struct ctl *ctl, int argc, char **argv);

@@ -10,7 +10,10 @@
 #include "proto/base/clock.h"
 #include "proto/base/buffer.h"
 
-enum { NODE_PAUSE_MS = 300 }; /* between two rounds over a node's ranks that brought nothing */
+enum {
+    NODE_PAUSE_MS = 300,    /* between two rounds over a node's ranks that brought nothing */
+    WHOLE_PIECE = 64 << 10, /* boostd gives at least so much at once where there is more */
+};
 
 struct log_cursor {
     const char *job;
@@ -60,8 +63,11 @@ static void move_cursor(const struct ctl *ctl, struct log_cursor *c, const Boost
     c->offset = r->next_offset;
     c->has_offset = true;
     c->newest = r->newest_attempt;
-    if (r->data.len)
+    if (r->data.len) {
+        /* Less than a piece ends where the log ended: of a rank that goes on printing there would be no end else. */
+        c->done = !c->follow && r->data.len < WHOLE_PIECE;
         return;
+    }
     c->finished = r->finished;
     c->job_ended = r->job_ended;
     bool next_attempt = r->finished && r->newest_attempt > r->attempt;

@@ -16,8 +16,9 @@ enum { PAIRS_MAX = 64 << 10, NODES_ARENA = 1 << 30 };
 /* One line a GPU. */
 void device_table(const struct ctl *ctl, Boost__DeviceInfo *const *list, size_t n, int indent)
 {
-    static const char *const headers[] = {"NODE", "GPU", "NAME", "MEMORY", "USED", "JOB", "RANK", "HEALTH", "UUID"};
-    struct table *t = table_new(9, headers, "lrlrrrrll");
+    static const char *const headers[] = {"NODE", "GPU", "NAME", "NVLINK", "MEMORY",
+                                          "USED", "JOB", "RANK", "HEALTH", "UUID"};
+    struct table *t = table_new(10, headers, "lrlrrrrrll");
     for (size_t i = 0; i < n; i++) {
         const Boost__DeviceInfo *d = list[i];
         char memory[FORMAT_TEXT], used[FORMAT_TEXT];
@@ -25,6 +26,10 @@ void device_table(const struct ctl *ctl, Boost__DeviceInfo *const *list, size_t 
         table_cell(t, "%s", d->node ? d->node : "");
         table_cell(t, "%d", d->index);
         table_cell(t, "%s", d->name ? d->name : "");
+        if (d->has_nvlink_group) /* those with the same number are joined */
+            table_cell(t, "%d", d->nvlink_group);
+        else
+            table_cell(t, "-");
         table_cell(t, "%s", format_bytes(d->memory_mib << 20, memory));
         table_cell(t, "%s", format_bytes(d->used_mib << 20, used));
         if (d->has_job) {

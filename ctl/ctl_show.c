@@ -68,6 +68,8 @@ static void show_attempts(const struct ctl *ctl, const Boost__ShowReply *r)
             format_duration((double)((ended ? a->end_wall_ns : clock_wall_ns()) - a->start_wall_ns) / 1e9, ran);
         for (size_t n = 0, used = 0; n < a->n_nodes && used < sizeof nodes - 1; n++)
             used += (size_t)snprintf(nodes + used, sizeof nodes - used, "%s%s", n ? "," : "", a->nodes[n]);
+        for (size_t n = 0, used = strlen(nodes); n < a->n_spares && used < sizeof nodes - 1; n++)
+            used += (size_t)snprintf(nodes + used, sizeof nodes - used, "%s%s", n ? "," : " spare ", a->spares[n]);
         table_cell(t, "%d", a->attempt);
         table_cell(t, "%lld", (long long)a->from_step);
         table_cell(t, "%lld", (long long)a->to_step);

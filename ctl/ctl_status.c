@@ -17,7 +17,7 @@ struct status_options {
     const char *user, *states, *watch, *since, *limit;
 };
 
-static void cells_of(struct table *t, const Boost__JobSummary *s, bool wide)
+void job_table_row(struct table *t, const Boost__JobSummary *s, bool wide)
 {
     char a[FORMAT_TEXT];
     table_cell(t, "%lld", (long long)s->id);
@@ -57,7 +57,7 @@ static void cells_of(struct table *t, const Boost__JobSummary *s, bool wide)
     table_cell(t, "%s", s->info ? s->info : "");
 }
 
-static void print_totals(const Boost__Totals *t)
+void totals_print(FILE *out, const Boost__Totals *t)
 {
     const struct {
         int n;
@@ -66,18 +66,20 @@ static void print_totals(const Boost__Totals *t)
     bool first = true;
     for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++)
         if (jobs[i].n) {
-            printf("%s%d %s", first ? "" : ", ", jobs[i].n, jobs[i].what);
+            fprintf(out, "%s%d %s", first ? "" : ", ", jobs[i].n, jobs[i].what);
             first = false;
         }
-    printf("%s | nodes %d up", first ? "no live jobs" : "", t->nodes_up);
+    fprintf(out, "%s | nodes %d up", first ? "no live jobs" : "", t->nodes_up);
     if (t->nodes_down)
-        printf(", %d down", t->nodes_down);
+        fprintf(out, ", %d down", t->nodes_down);
+    if (t->nodes_cordoned)
+        fprintf(out, ", %d cordoned", t->nodes_cordoned);
     if (t->nodes_draining)
-        printf(", %d draining", t->nodes_draining);
-    printf(" | devices %d/%d busy", t->devices_busy, t->devices);
+        fprintf(out, ", %d draining", t->nodes_draining);
+    fprintf(out, " | devices %d/%d busy", t->devices_busy, t->devices);
     if (t->cpu_slots)
-        printf(", CPU slots beside GPUs %d/%d busy", t->cpu_slots_busy, t->cpu_slots);
-    putchar('\n');
+        fprintf(out, ", CPU slots beside GPUs %d/%d busy", t->cpu_slots_busy, t->cpu_slots);
+    putc('\n', out);
 }
 
 struct page_sink {
@@ -101,21 +103,24 @@ static void take_page(struct page_sink *sink, const Boost__ListReply *page)
             printf("%lld\n", (long long)s->id);
             break;
         default:
-            cells_of(sink->table, s, sink->ctl->output == OUTPUT_WIDE);
+            job_table_row(sink->table, s, sink->ctl->output == OUTPUT_WIDE);
         }
     }
 }
 
-static void open_sink(struct page_sink *sink, struct ctl *ctl)
+struct table *job_table_new(bool wide)
 {
     static const char *const narrow[] = {"JOB", "NAME", "ST", "STEP", "LOSS", "TOK/S", "ATT", "DEV", "TIME", "INFO"};
-    static const char *const wide[] = {"JOB",  "NAME", "ST",   "STEP", "LOSS", "TOK/S",     "ATT", "DEV",
-                                       "TIME", "MFU",  "USER", "PRIO", "CKPT", "SUBMITTED", "INFO"};
+    static const char *const all[] = {"JOB",  "NAME", "ST",   "STEP", "LOSS", "TOK/S",     "ATT", "DEV",
+                                      "TIME", "MFU",  "USER", "PRIO", "CKPT", "SUBMITTED", "INFO"};
+    return wide ? table_new(15, all, "rlllrrrrrrlrrll") : table_new(10, narrow, "rlllrrrrrl");
+}
+
+static void open_sink(struct page_sink *sink, struct ctl *ctl)
+{
     *sink = (struct page_sink){.ctl = ctl};
-    if (ctl->output == OUTPUT_TABLE)
-        sink->table = table_new(10, narrow, "rlllrrrrrl");
-    else if (ctl->output == OUTPUT_WIDE)
-        sink->table = table_new(15, wide, "rlllrrrrrrlrrll");
+    if (ctl->output == OUTPUT_TABLE || ctl->output == OUTPUT_WIDE)
+        sink->table = job_table_new(ctl->output == OUTPUT_WIDE);
     else if (ctl->output == OUTPUT_JSON)
         sink->list = json_array();
 }
@@ -126,7 +131,7 @@ static void close_sink(struct page_sink *sink, const Boost__Totals *totals)
         table_print(sink->table, stdout, sink->ctl->color, 1);
         table_free(sink->table);
         if (totals)
-            print_totals(totals);
+            totals_print(stdout, totals);
     }
     if (sink->list) {
         json_t *document = json_document("boost.status/1");

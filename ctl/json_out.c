@@ -97,6 +97,10 @@ json_t *json_summary(const Boost__JobSummary *s)
     if (s->has_attempt)
         json_put(o, "attempt", json_integer(s->attempt));
     json_put(o, "restarts", json_integer(s->restarts));
+    if (s->has_array_job) {
+        json_put(o, "array_job", json_integer(s->array_job));
+        json_put(o, "array_index", json_integer(s->array_index));
+    }
     json_put(o, "devices", json_integer(s->devices));
     json_put(o, "nodes", text_list(s->nodes, s->n_nodes));
     if (s->has_elapsed_s)
@@ -266,6 +270,12 @@ static json_t *attempt_object(const Boost__AttemptInfo *a)
     if (a->has_to_step)
         json_put(o, "to_step", json_integer(a->to_step));
     json_put(o, "nodes", text_list(a->nodes, a->n_nodes));
+    if (a->has_devices)
+        json_put(o, "devices", json_integer(a->devices));
+    if (a->has_dp)
+        json_put(o, "dp", json_integer(a->dp));
+    if (a->n_spares)
+        json_put(o, "spares", text_list(a->spares, a->n_spares));
     if (a->has_start_wall_ns && a->start_wall_ns)
         json_put(o, "start", json_time(a->start_wall_ns));
     if (a->has_end_wall_ns && a->end_wall_ns)

@@ -70,6 +70,7 @@ struct agent_rank {
     bool has_told;
     int64_t told_ns;
     struct hang_watch hang;
+    int64_t tail_end, tail_ns; /* of its output, as told last; monotonic */
     Boost__ExitRecord *exit; /* NULL: has not ended */
     bool exit_sent, exit_acked;
     bool exit_again; /* sent in this round of repeats */

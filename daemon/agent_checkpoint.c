@@ -307,6 +307,108 @@ int checkpoint_spec(const char *dir, struct arena *a, Boost__JobSpec **out, stru
     return rc;
 }
 
+/* ---- find ---- */
+
+enum { FIND_DIRS = 4096, FIND_MAX = 16, FIND_SHARDS = 16384 };
+
+struct step_dir {
+    int64_t step, attempt;
+};
+
+static int newest_first(const void *a, const void *b)
+{
+    const struct step_dir *x = a, *y = b;
+    if (x->step != y->step)
+        return x->step > y->step ? -1 : 1;
+    return (x->attempt < y->attempt) - (x->attempt > y->attempt);
+}
+
+static size_t list_steps(const char *parent, struct step_dir *list, struct error *err)
+{
+    DIR *d = opendir(parent);
+    size_t n = 0;
+    char dir[PATH_MAX];
+    if (!d && errno != ENOENT)
+        error_errno(err, errno, "cannot read %s", parent);
+    for (struct dirent *e; d && n < FIND_DIRS && (e = readdir(d));) {
+        if (!fs_join(dir, sizeof dir, NULL, parent, e->d_name) && parse_dir(dir, &list[n].step, &list[n].attempt) &&
+            list[n].attempt > 0 && list[n].attempt <= INT32_MAX)
+            n++;
+    }
+    if (d)
+        closedir(d);
+    return n;
+}
+
+/* NULL: no manifest, one that says nothing usable, or no memory. */
+static Boost__FoundCheckpoint *read_found(const char *parent, const struct step_dir *at, struct arena *mem)
+{
+    char dir[PATH_MAX];
+    json_t *manifest = NULL, *s;
+    size_t i;
+    if (snprintf(dir, sizeof dir, "%s/step-%" PRId64 ".a%" PRId64, parent, at->step, at->attempt) >= (int)sizeof dir ||
+        load_manifest(dir, at->step, (int32_t)at->attempt, &manifest, NULL))
+        return NULL;
+    const json_t *shards = json_object_get(manifest, "shards");
+    size_t n = json_array_size(shards);
+    bool good = n > 0 && n <= FIND_SHARDS;
+    Boost__FoundCheckpoint *f = good ? arena_alloc(mem, sizeof *f) : NULL;
+    Boost__ShardRecord **list = good ? arena_alloc(mem, n * sizeof *list) : NULL;
+    Boost__ShardRecord *records = good ? arena_alloc(mem, n * sizeof *records) : NULL;
+    if (f && list && records) {
+        boost__found_checkpoint__init(f);
+        f->has_step = f->has_attempt = f->has_world = true;
+        f->step = at->step;
+        f->attempt = (int32_t)at->attempt;
+        f->world = (int32_t)n;
+        f->shards = list;
+        f->n_shards = n;
+        for (i = 0; i < n; i++)
+            list[i] = NULL;
+        json_array_foreach(shards, i, s)
+        {
+            json_int_t rank = json_integer_value(json_object_get(s, "rank"));
+            const char *file = json_string_value(json_object_get(s, "file"));
+            if (rank < 0 || (size_t)rank >= n || list[rank] || !file)
+                break;
+            Boost__ShardRecord *r = list[rank] = &records[i];
+            boost__shard_record__init(r);
+            r->has_rank = r->has_bytes = r->has_crc32c = true;
+            r->rank = (int32_t)rank;
+            r->file = arena_strdup(mem, file);
+            r->bytes = json_integer_value(json_object_get(s, "bytes"));
+            r->crc32c = (uint32_t)json_integer_value(json_object_get(s, "crc32c"));
+            good = good && r->file;
+        }
+        good = good && i == n;
+    }
+    json_decref(manifest);
+    return good && f && list && records ? f : NULL;
+}
+
+int checkpoints_find(const char *parent, struct arena *mem, Boost__TaskReply *out, struct error *err)
+{
+    struct step_dir *dirs = calloc(FIND_DIRS, sizeof *dirs);
+    out->found = arena_alloc(mem, FIND_MAX * sizeof(Boost__FoundCheckpoint *));
+    out->n_found = 0;
+    if (!dirs || !out->found || !parent || *parent != '/') {
+        free(dirs);
+        return error_set(err, parent && *parent == '/' ? ERR_NOMEM : ERR_PROTOCOL, "cannot look for checkpoints");
+    }
+    error_clear(err);
+    size_t n = list_steps(parent, dirs, err), shards = 0;
+    qsort(dirs, n, sizeof *dirs, newest_first);
+    for (size_t i = 0; i < n && out->n_found < FIND_MAX && shards < FIND_SHARDS; i++) {
+        Boost__FoundCheckpoint *f = read_found(parent, &dirs[i], mem);
+        if (!f || shards + f->n_shards > FIND_SHARDS)
+            continue;
+        shards += f->n_shards;
+        out->found[out->n_found++] = f;
+    }
+    free(dirs);
+    return err->code;
+}
+
 /* ---- delete ---- */
 
 int checkpoint_delete(const char *dir, struct error *err)

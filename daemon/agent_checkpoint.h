@@ -15,6 +15,9 @@ MUST_USE int checkpoint_write_manifest(const Boost__WriteManifest *order, int64_
 MUST_USE int checkpoint_verify(const Boost__VerifyCheckpoint *order, struct error *err);
 /* The resolved spec under which a committed checkpoint was written; lives in `a`. */
 MUST_USE int checkpoint_spec(const char *dir, struct arena *a, Boost__JobSpec **out, struct error *err);
+/* The checkpoints below `parent` that have a manifest, newest first, into out->found, in `mem`; as many as fit a
+ * frame. A damaged manifest is passed over, a missing `parent` has none. */
+MUST_USE int checkpoints_find(const char *parent, struct arena *mem, Boost__TaskReply *out, struct error *err);
 /* Removes a directory whose name is step-<n>.a<k>: renamed to <name>.deleting first, so that a half-removed one
  * is never taken for a checkpoint. One that is gone is fine; ERR_REFUSED for any other name. */
 MUST_USE int checkpoint_delete(const char *dir, struct error *err);

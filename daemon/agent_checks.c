@@ -79,8 +79,9 @@ int check_room(const Boost__AttemptStart *start, struct error *err)
     int64_t wanted = each * (int64_t)start->n_ranks, there = memory_available();
     if (each <= 0 || there < 0 || there >= wanted)
         return ERR_OK;
-    error_set(err, ERR_BUSY, "%" PRId64 " MiB of memory are available, and %zu rank%s ask for %" PRId64 " MiB", there,
-              start->n_ranks, start->n_ranks == 1 ? "" : "s", wanted);
+    error_set(err, ERR_BUSY,
+              "%" PRId64 " MiB of memory are available, and %" PRId64 " MiB are asked for (%zu x %" PRId64 ")", there,
+              wanted, start->n_ranks, each);
     return error_hint(err, "end what else uses the node's memory, or lower resources.memory_mib");
 }
 

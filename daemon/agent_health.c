@@ -1,16 +1,19 @@
 /* agent_health.h */
 #include "daemon/agent_health.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "daemon/agent_node.h"
 #include "daemon/log.h"
 #include "proto/base/buffer.h"
 #include "proto/base/clock.h"
+#include "proto/base/fs.h"
 
 enum {
     RETRY_MS = 10000,   /* at the latest, after a check that failed */
@@ -198,6 +201,59 @@ static void tell(struct agent *agent)
     arena_free(&arena);
 }
 
+/* ---- what outlives the agent ---- */
+
+/* state_dir/unfit.pb: what prolog and epilog have shown, until an operator says that it is mended. */
+static bool unfit_path(const struct agent *agent, char path[PATH_MAX])
+{
+    return !fs_join(path, PATH_MAX, NULL, agent->state_dir, "unfit.pb");
+}
+
+static void save_scripts(struct agent_health *h)
+{
+    enum { ARENA = 1 << 20 };
+    char path[PATH_MAX];
+    struct arena arena;
+    struct error err;
+    Boost__HealthReport r = BOOST__HEALTH_REPORT__INIT;
+    if (!unfit_path(h->agent, path))
+        return;
+    if (!h->scripts.n) {
+        if (unlink(path) < 0 && errno != ENOENT)
+            log_line(LOG_WARN, "cannot remove %s: %s", path, strerror(errno));
+        return;
+    }
+    arena_init(&arena, ARENA);
+    r.failed = arena_alloc(&arena, FINDINGS_MAX * sizeof *r.failed);
+    bool ok = r.failed && add_findings(&r, &h->scripts, &arena);
+    size_t len = ok ? boost__health_report__get_packed_size(&r) : 0;
+    uint8_t *packed = ok ? arena_alloc(&arena, len) : NULL;
+    if (packed) {
+        boost__health_report__pack(&r, packed);
+        if (fs_write_durable(path, packed, len, 0600, &err))
+            log_error(LOG_WARN, &err, "another agent will not know of this failure");
+    }
+    arena_free(&arena);
+}
+
+static void load_scripts(struct agent_health *h)
+{
+    char path[PATH_MAX];
+    struct buffer packed;
+    buffer_init(&packed, LIMIT_FRAME);
+    Boost__HealthReport *r = NULL;
+    if (unfit_path(h->agent, path) && !fs_read_regular(path, &packed, NULL) && packed.len)
+        r = boost__health_report__unpack(NULL, packed.len, packed.data);
+    if (packed.len && !r)
+        log_line(LOG_WARN, "%s is damaged and counts for nothing", path);
+    for (size_t i = 0; r && i < r->n_failed; i++)
+        if (r->failed[i]->check && r->failed[i]->text)
+            finding_set(&h->scripts, r->failed[i]->check, "%s", r->failed[i]->text);
+    if (r)
+        boost__health_report__free_unpacked(r, NULL);
+    buffer_free(&packed);
+}
+
 /* ---- what others call ---- */
 
 int health_open(struct agent *agent, struct agent_health **out, struct error *err)
@@ -209,6 +265,7 @@ int health_open(struct agent *agent, struct agent_health **out, struct error *er
     h->work.data = h;
     buffer_init(&h->report, LIMIT_FRAME);
     buffer_init(&h->told, LIMIT_FRAME);
+    load_scripts(h);
     if (*agent->config->health_script) {
         begin(h);
     } else {
@@ -237,6 +294,8 @@ void health_close(struct agent_health *h)
 void health_run(struct agent *agent, int64_t now)
 {
     struct agent_health *h = agent->health;
+    if (!h) /* the first look at the GPUs still runs the loop */
+        return;
     if (!h->checking && h->next_ns && now >= h->next_ns)
         begin(h);
     tell(agent);
@@ -246,7 +305,10 @@ void health_ask(struct agent *agent)
 {
     struct agent_health *h = agent->health;
     h->asked = true;
-    h->scripts.n = 0;
+    if (h->scripts.n) {
+        h->scripts.n = 0;
+        save_scripts(h);
+    }
     if (h->checking)
         h->again = true; /* what it has seen already may be older than the question */
     else
@@ -270,5 +332,6 @@ void health_failed(struct agent *agent, const char *name, const char *text)
     if (!agent->health)
         return;
     finding_set(&agent->health->scripts, name, "%s", text);
+    save_scripts(agent->health);
     tell(agent);
 }

@@ -26,7 +26,7 @@ void health_told(struct agent_health *h);
 void health_ask(struct agent *agent);
 /* What the checks before an attempt have found: told at once, and it counts until the next check. */
 void health_found(struct agent *agent, const struct findings *found);
-/* A prolog or an epilog has failed: that counts until the controller asks for a check. */
+/* A prolog or an epilog has failed: that counts until the controller asks for a check, for later agents too. */
 void health_failed(struct agent *agent, const char *check, const char *text);
 
 #endif

@@ -178,8 +178,6 @@ static int take_register(struct agent_link *link, struct session *s, const Boost
         return rc ? rc : error_set(err, ERR_NOMEM, "out of memory");
     struct agent_node was = *n;
     struct session *before = n->main;
-    if (is_heart(s))
-        detach(s);
     n->main = s;
     s->user = n;
     const char *instance = msg->instance ? msg->instance : "";
@@ -187,14 +185,14 @@ static int take_register(struct agent_link *link, struct session *s, const Boost
         new_instance(n, instance);
     rc = core_agent_register(link->core, msg, err);
     if (rc) {
-        s->user = NULL;
+        s->user = before == s ? n : NULL; /* it may speak for the node since an earlier Register */
         n->main = before;
         n->heart = was.heart;
         n->token = was.token;
         memcpy(n->instance, was.instance, sizeof n->instance);
         return rc;
     }
-    if (was.heart && was.heart != n->heart && was.heart != s) {
+    if (was.heart && was.heart != n->heart) {
         was.heart->user = NULL;
         session_close(was.heart);
     }

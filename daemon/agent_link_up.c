@@ -228,7 +228,10 @@ static void beat(uv_timer_t *timer)
         return;
     }
     probe_others(link, now);
-    if (far(link) && heart_up(link->heart) && now - link->last_beat_ns < FAR_PROBE_MS * NS_PER_MS)
+    /* Here too now and then, and at once where the other connection is slow to answer: two are rarely stuck at once. */
+    bool well = far(link) && heart_up(link->heart) &&
+                now - heart_answered_ns(link->heart) < 2 * link->heartbeat_ms * NS_PER_MS;
+    if (well && now - link->last_beat_ns < FAR_PROBE_MS * NS_PER_MS)
         return;
     Boost__AgentMessage message = BOOST__AGENT_MESSAGE__INIT;
     Boost__Heartbeat heartbeat = BOOST__HEARTBEAT__INIT;
@@ -267,7 +270,7 @@ static void take_hello(struct link_up *link, const Boost__Hello *hello)
                  hello->protocol, FRAME_PROTOCOL_MIN, FRAME_PROTOCOL_VERSION);
         fail(link, text, "install the same version of boostd and boost-agent");
     } else if (hello->store_id && hello->epoch < obeys_epoch(&link->obeys, hello->store_id)) {
-        snprintf(text, sizeof text, "it is an earlier boostd of store %.16s (adoption %u), this agent obeys adoption %u",
+        snprintf(text, sizeof text, "it is an earlier boostd of store %.16s (adoption %u), this agent obeys %u",
                  hello->store_id, (unsigned)(hello->epoch >> 32),
                  (unsigned)(obeys_epoch(&link->obeys, hello->store_id) >> 32));
         fail_as(link, "does not obey", text, "stop that one, or start it with --adopt");
@@ -378,6 +381,8 @@ static int load_tls(struct link_up *link, struct error *err)
                   tls_role_name(own.role), own.name, link->node);
         return error_hint(err, "make its own: deploy/make-certs.sh DIR node %s; or set --node", link->node);
     }
+    if (own.days_left < TLS_DAYS_WARN)
+        log_line(LOG_WARN, "the certificate %s ends in %d days", files[0], own.days_left);
     if (link->tls)
         log_line(LOG_INFO, "certificates have changed and are read again");
     tls_context_free(link->tls);

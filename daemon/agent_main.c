@@ -156,8 +156,8 @@ int agent_main(int argc, char **argv)
     if (status >= 0)
         return status;
     umask(022);
-    /* Preflights wait for file systems; one that is dead must not take all threads. */
-    setenv("UV_THREADPOOL_SIZE", "16", 0);
+    /* Preflights wait for file systems, epilogs for whatever they like; those that hang must not take all threads. */
+    setenv("UV_THREADPOOL_SIZE", "64", 0);
     arena_init(&arena, CONFIG_ARENA);
     int rc = config_load_agent(o.config, CONFIG_AGENT_PATH, o.sets, o.set_count, &arena, &config, &err);
     if (!rc)

@@ -282,7 +282,8 @@ static int identify(struct agent *agent, struct error *err)
         snprintf(agent->instance + 2 * i, 3, "%02x", random[i]);
     agent->cores = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
     agent->cpu_slots = agent->config->cpu_slots > 0 ? agent->config->cpu_slots : agent->cores;
-    agent->memory_mib = (int64_t)(uv_get_total_memory() >> 20);
+    uint64_t memory = uv_get_total_memory(), limit = uv_get_constrained_memory();
+    agent->memory_mib = (int64_t)((limit && limit < memory ? limit : memory) >> 20); /* in a container, what it may use */
     return ERR_OK;
 }
 

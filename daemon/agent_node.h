@@ -5,6 +5,7 @@
  *   state_dir/logs/<store>-<job>.<attempt>/       logs of ended ones, under log_keep_bytes
  *   state_dir/controllers        which controllers were obeyed (agent_obeys.h)
  *   state_dir/lost+found/        what could not be read at a start
+ *   state_dir/unfit.pb           what prolog or epilog have shown to be wrong with the node
  *   state_dir/rendezvous.sock */
 #ifndef BOOST_DAEMON_AGENT_NODE_H
 #define BOOST_DAEMON_AGENT_NODE_H

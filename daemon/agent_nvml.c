@@ -67,6 +67,7 @@ struct calls {
     int (*events_register)(struct device_handle *, unsigned long long, struct event_set *);
     int (*events_wait)(struct event_set *, struct event_data *, unsigned);
     int (*events_free)(struct event_set *);
+    int (*graphics)(struct device_handle *, unsigned *, struct process_info *);
     int (*memory_v2)(struct device_handle *, struct memory_info_v2 *);
     int (*minor)(struct device_handle *, unsigned *);
     int (*mig)(struct device_handle *, unsigned *, unsigned *);
@@ -96,6 +97,7 @@ static const struct {
     {"nvmlDeviceRegisterEvents", offsetof(struct calls, events_register), false},
     {"nvmlEventSetWait_v2", offsetof(struct calls, events_wait), false},
     {"nvmlEventSetFree", offsetof(struct calls, events_free), false},
+    {"nvmlDeviceGetGraphicsRunningProcesses_v3", offsetof(struct calls, graphics), true},
     {"nvmlDeviceGetMemoryInfo_v2", offsetof(struct calls, memory_v2), true},
     {"nvmlDeviceGetMinorNumber", offsetof(struct calls, minor), true},
     {"nvmlDeviceGetMigMode", offsetof(struct calls, mig), true},
@@ -239,6 +241,21 @@ static void take_events(struct nvml *n)
     }
 }
 
+/* What a screen's processes use. They are no strangers: a GPU with a screen on it is given away all the same. */
+static int64_t used_by_graphics(struct nvml *n, struct device_handle *handle, bool *all_told)
+{
+    struct process_info list[NVML_PROCESSES_MAX];
+    unsigned count = NVML_PROCESSES_MAX;
+    int64_t bytes = 0;
+    int code = n->call.graphics ? n->call.graphics(handle, &count, list) : NVML_SUCCESS;
+    *all_told = *all_told && code != NVML_ERROR_INSUFFICIENT_SIZE; /* else it knows no such processes */
+    for (unsigned i = 0; n->call.graphics && code == NVML_SUCCESS && i < count && i < NVML_PROCESSES_MAX; i++) {
+        bytes += known(list[i].bytes);
+        *all_told = *all_told && list[i].bytes <= INT64_MAX;
+    }
+    return bytes;
+}
+
 static void look_at_processes(struct nvml *n, struct device_handle *handle, struct nvml_gpu *out)
 {
     struct process_info list[NVML_PROCESSES_MAX];
@@ -254,6 +271,7 @@ static void look_at_processes(struct nvml *n, struct device_handle *handle, stru
             continue; /* no process: of another container, or nonsense, and to kill() a group */
         out->processes[out->n_processes++] = (struct nvml_process){list[i].pid, known(list[i].bytes)};
     }
+    named += used_by_graphics(n, handle, &all_told);
     struct memory_info_v2 memory = {.version = NVML_MEMORY_V2};
     /* The older call counts what the driver keeps for itself as used. */
     if (code == NVML_SUCCESS && all_told && n->call.memory_v2 && !n->call.memory_v2(handle, &memory) &&

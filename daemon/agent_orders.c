@@ -292,6 +292,7 @@ void attempts_resend(struct agent *agent)
             forward_rewind(&a->ranks[i].shards);
             a->ranks[i].exit_sent = a->ranks[i].exit_acked = false;
             a->ranks[i].has_told = a->ranks[i].hang.reported = false;
+            a->ranks[i].tail_end = a->ranks[i].tail_ns = 0;
         }
     }
 }

@@ -1,5 +1,6 @@
 /* Looks whether a later controller of the same store answers at another address (a standby that was adopted): connects,
- * exchanges hellos, hangs up. What the agent says there tells a controller that was replaced so. On the agent's loop. */
+ * exchanges hellos, hangs up. What the agent says there tells a controller that was replaced so. On the agent's
+ * loop. */
 #ifndef BOOST_DAEMON_AGENT_PROBE_H
 #define BOOST_DAEMON_AGENT_PROBE_H
 

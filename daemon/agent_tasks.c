@@ -22,6 +22,7 @@ enum {
     FOLLOW_MS = 50,        /* a follower of a log looks again this often */
     LOG_BYTES = 256 << 10, /* of a reply, when the task does not say     */
     LOG_BYTES_MAX = 1 << 20,
+    FOUND_ARENA = 16 << 20,
 };
 
 struct task {
@@ -42,6 +43,8 @@ struct task {
     size_t wanted;
     bool over; /* no process of the attempt was left when reading began */
     struct agent_stacks stacks;
+    Boost__TaskReply found; /* its `found` only, in `mem` */
+    struct arena mem;
 };
 
 struct agent_tasks {
@@ -58,6 +61,7 @@ static void free_task(struct task *t)
 {
     buffer_free(&t->data);
     agent_stacks_free(&t->stacks);
+    arena_free(&t->mem);
     boost__task__free_unpacked(t->order, NULL);
     free(t);
 }
@@ -87,6 +91,9 @@ static void reply(struct task *t)
     } else if (t->order->body_case == BOOST__TASK__BODY_COLLECT_STACKS) {
         r.stacks = t->stacks.list;
         r.n_stacks = t->stacks.n;
+    } else if (t->order->body_case == BOOST__TASK__BODY_FIND_CHECKPOINTS) {
+        r.found = t->found.found;
+        r.n_found = t->found.n_found;
     } else if (t->order->body_case == BOOST__TASK__BODY_READ_LOG) {
         r.has_data = r.has_next_offset = r.has_finished = true;
         r.data.data = t->data.data;
@@ -113,7 +120,7 @@ static int preflight(const struct task *t, uint32_t uid, uint32_t gid, struct er
     return rc || !cuda || !t->gpus ? rc : agent_preflight_cuda(t->tasks->agent->worker_path, err);
 }
 
-static int run_file_task(const struct task *t, struct error *err)
+static int run_file_task(struct task *t, struct error *err)
 {
     const Boost__Task *order = t->order;
     struct as_user user;
@@ -136,6 +143,9 @@ static int run_file_task(const struct task *t, struct error *err)
         break;
     case BOOST__TASK__BODY_PROVE_SHARED:
         rc = agent_prove_shared(order->prove_shared, err);
+        break;
+    case BOOST__TASK__BODY_FIND_CHECKPOINTS:
+        rc = checkpoints_find(order->find_checkpoints->dir, &t->mem, &t->found, err);
         break;
     default:
         rc = error_set(err, ERR_UNSUPPORTED, "this agent does not know the task");
@@ -293,6 +303,7 @@ void agent_tasks_take(struct agent *agent, const Boost__Task *order)
     t->gpus = devices_count(agent->devices) > 0;
     t->work.data = t;
     buffer_init(&t->data, LOG_BYTES_MAX + 1);
+    arena_init(&t->mem, FOUND_ARENA);
     if (order->body_case == BOOST__TASK__BODY_COLLECT_STACKS) {
         t->rc = agent_stacks_prepare(agent, order->job, t->order->collect_stacks, &t->stacks, &t->err);
         if (t->rc) {

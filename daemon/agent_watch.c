@@ -23,6 +23,8 @@ enum {
     METRICS_WAIT_MS = 3000, /* NodeEnd waits so long for metrics to be sent        */
     RESEND_MS = 5000,       /* reports that nobody acknowledged go again            */
     ACKS_SAVE_MS = 2000,
+    TAIL_MS = 10000, /* between two tails of a rank's output */
+    TAIL_BYTES = 4 << 10,
     DEVICE_MS = 500, /* the end of a rank whose device failed waits so long for what the driver knows */
 };
 
@@ -268,6 +270,32 @@ static void look_at_progress(struct agent_attempt *a, struct agent_rank *r)
         r->hang.reported = false; /* again once there is somebody to tell */
 }
 
+/* What it printed last, for the controller to keep in case that this node is lost. */
+static void look_at_output(struct agent_attempt *a, struct agent_rank *r)
+{
+    int64_t now = clock_mono_ns(), end;
+    struct buffer tail;
+    if (r->exit || (r->tail_ns && now - r->tail_ns < TAIL_MS * NS_PER_MS) || !link_up_ready(a->agent->link) ||
+        keeper_log_end(a->run_dir, r->rank, &end, NULL) || end <= r->tail_end)
+        return;
+    int64_t from = end > TAIL_BYTES ? end - TAIL_BYTES : 0;
+    buffer_init(&tail, TAIL_BYTES + 1);
+    if (!keeper_log_read(a->run_dir, r->rank, &from, -1, TAIL_BYTES, &tail, NULL) && tail.len) {
+        Boost__LogTail t = BOOST__LOG_TAIL__INIT;
+        t.has_job = t.has_attempt = t.has_rank = t.has_data = true;
+        t.job = a->job;
+        t.attempt = a->attempt;
+        t.rank = r->rank;
+        t.data.data = tail.data;
+        t.data.len = tail.len;
+        if (agent_send(a->agent, BOOST__AGENT_MESSAGE__BODY_LOG_TAIL, &t.base)) {
+            r->tail_end = end;
+            r->tail_ns = now;
+        }
+    }
+    buffer_free(&tail);
+}
+
 /* ---- reports ---- */
 
 static void send_exit(struct agent_attempt *a, struct agent_rank *r)
@@ -393,8 +421,10 @@ void attempt_poll(struct agent_attempt *a)
         attempt_run_keeper(a);
         return;
     }
-    for (size_t i = 0; i < a->rank_count && a->state == ATTEMPT_LIVE; i++)
+    for (size_t i = 0; i < a->rank_count && a->state == ATTEMPT_LIVE; i++) {
         look_at_progress(a, &a->ranks[i]);
+        look_at_output(a, &a->ranks[i]);
+    }
     report(a);
     int64_t now = clock_mono_ns();
     if (a->grace_end_ns && now >= a->grace_end_ns && attempt_alive(a)) {

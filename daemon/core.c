@@ -50,8 +50,8 @@ static void run_timers(struct core *c, int64_t now)
     if (now >= c->kv_due)
         c->kv_due = kv_expire(c->kv, now);
     due_at(c, c->kv_due);
-    for (struct job *job = c->active.head, *next; job; job = next) {
-        next = job->active.next;
+    for (struct job *job = c->busy.head, *next; job; job = next) {
+        next = job->busy.next;
         due_at(c, attempt_run(c, job, now));
     }
     if (c->schedule_due && now >= c->schedule_due) {
@@ -183,6 +183,7 @@ void core_destroy(struct core *c)
         free(c->switches[i]);
     free(c->switches);
     free(c->dirty_jobs);
+    free(c->node_index);
     while (c->nodes) {
         struct node *n = c->nodes;
         c->nodes = n->next;

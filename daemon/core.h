@@ -41,6 +41,11 @@ struct core_ops {
     void (*changed)(void *arg, int64_t job);
     /* One line for the daemon's own log. May be NULL. */
     void (*log)(void *arg, enum core_log_level level, const char *text);
+    /* What ranks of attempts that failed printed last (KeptLogs, packed), for when their nodes cannot be reached; NULL:
+     * not kept. keep_logs is not waited for; kept_logs calls `done` once, maybe at once, data NULL when there is none. */
+    void (*keep_logs)(void *arg, int64_t job, int attempt, const void *packed, size_t len);
+    void (*kept_logs)(void *arg, int64_t job, int attempt, void (*done)(void *done_arg, const void *packed, size_t len),
+                      void *done_arg);
     uint32_t uid; /* the daemon's own: may do all, like root */
 };
 
@@ -62,10 +67,11 @@ struct core_stats {
 };
 const struct core_stats *core_stats(const struct core *c);
 const char *core_store_id(const struct core *c);
-/* Right after core_create(), when the store is an adopted copy: what happened since it was made is not known. Until
- * every known node has registered, or restart_grace_ms is over, nothing is started; numbers of jobs leave a gap, and
- * those of attempts that agents tell of are not given again. */
-void core_adopted(struct core *c);
+/* Right after core_create(), when the store was a copy once: what happened since it was made is not known. Before a job
+ * starts its checkpoints are looked for, once. `now`, when it has just been adopted: until every known node has
+ * registered, or restart_grace_ms is over, nothing is started; numbers of jobs leave a gap, and those of attempts that
+ * agents tell of are not given again. */
+void core_adopted(struct core *c, bool now);
 
 /* ---- agents ------------------------------------------------------------------ */
 
@@ -102,6 +108,10 @@ typedef void (*core_reply_fn)(void *arg, int rc, const struct error *err, int64_
  * jobs and change only their own. */
 void core_submit(struct core *c, const Boost__JobSpec *spec, const struct core_user *user, bool hold,
                  core_reply_fn reply, void *arg);
+/* The same of an array: n tasks with these numbers, all taken or none, of which so many may run at once (0: all). Their
+ * jobs have consecutive ids; the reply tells the first, by which the array is known. */
+void core_submit_array(struct core *c, Boost__JobSpec *const *specs, int n, const int32_t *index, int limit,
+                       const struct core_user *user, bool hold, core_reply_fn reply, void *arg);
 /* Dry run: validates and resolves (caller frees *resolved); *would_wait with its reason (arena). */
 MUST_USE int core_dry_run(struct core *c, const Boost__JobSpec *spec, const struct core_user *user, struct arena *arena,
                           Boost__JobSpec **resolved, bool *would_wait, const char **reason, struct error *err);
@@ -131,7 +141,10 @@ bool core_preempt(struct core *c, struct job *victim, const struct job *for_job)
 /* Changes priority or time limit of a job that has not ended; as core_control. */
 void core_update(struct core *c, const Boost__UpdateRequest *what, int64_t job, const struct core_user *user,
                  void (*reply)(void *arg, int rc, const struct error *err, const char *text), void *arg);
-/* "17", "17.2", a name, a unique prefix of names; ERR_NOT_FOUND, or ERR_AMBIGUOUS listing the candidates. */
+/* The task of the array with that index, or the one behind `after` (a task of it; NULL: the first) with index -1. NULL:
+ * there is none. */
+struct job *core_task(struct core *c, int64_t array, int index, const struct job *after);
+/* "17", "17.2", task "17_3", a name, a unique prefix of names; ERR_NOT_FOUND, or ERR_AMBIGUOUS listing the candidates. */
 MUST_USE int core_find_job(struct core *c, const char *ref, struct job **out, struct error *err);
 
 /* ---- looking ------------------------------------------------------------------ */
@@ -139,6 +152,10 @@ MUST_USE int core_find_job(struct core *c, const char *ref, struct job **out, st
 /* Jobs by ascending id; NULL ends. */
 struct job *core_next_job(struct core *c, int64_t after_id);
 struct job *core_job(struct core *c, int64_t id);
+/* The jobs that `wanted` says yes to, by ascending id, of those that have not ended or of all: *ids is the caller's to
+ * free. -1: out of memory. */
+int core_select(struct core *c, bool live_only, bool (*wanted)(const struct job *job, const void *arg), const void *arg,
+                int64_t **ids);
 /* Everything is allocated in `arena`; NULL when out of memory. */
 Boost__JobSummary *core_summary(struct core *c, const struct job *job, struct arena *arena);
 /* summary, spec, resolved, attempts, checkpoints, waits, goodput, reason; not the events (the store has them). */
@@ -148,6 +165,10 @@ Boost__NodesReply *core_nodes(struct core *c, struct arena *arena);
 Boost__Totals *core_totals(struct core *c, struct arena *arena);
 /* Device-seconds of each user since then, most first; user NULL or "": all, else a name or uid. */
 Boost__UsageReply *core_usage(struct core *c, const char *user, int64_t since_wall_ns, struct arena *arena);
+
+/* The resolved spec that the attempt runs: the job's own, or of fewer replicas while nodes are missing. It lives as long
+ * as the attempt; NULL: out of memory. */
+const Boost__JobSpec *core_attempt_spec(const struct job *job, struct attempt *a);
 
 /* A rank's log, wherever it is: asks the node's agent (Task ReadLog), or gives what the controller kept of a
  * lost node (at most 64 KiB) with `note`. */

@@ -129,14 +129,20 @@ double job_elapsed_s(struct core *c, const struct job *job)
     return job->run_s + (double)(now_mono(c) - newest->start_mono) / (double)NS_PER_S;
 }
 
-int64_t job_time_limit_due(struct core *c, const struct job *job)
+double job_time_limit_lead_s(const struct job *job)
+{
+    double lead = (2 * job->step_ms + 2 * (double)job->checkpoint_ms) / 1e3;
+    double most = (double)job->resolved->time_limit_s / 2;
+    return job->state != STATE(RUNNING) ? 0 : lead < most ? lead : most;
+}
+
+int64_t job_time_limit_due(const struct job *job)
 {
     const struct attempt *newest = job_attempt(job, job->n_attempts);
     int64_t limit = job->resolved->time_limit_s;
     bool counts = job->state == STATE(STARTING) || job->state == STATE(RUNNING) || job->state == STATE(RECOVERING);
-    (void)c;
     if (limit <= 0 || !counts || !newest)
         return INT64_MAX;
-    double left = (double)limit - job->run_s;
+    double left = (double)limit - job_time_limit_lead_s(job) - job->run_s;
     return newest->start_mono + (int64_t)(left * (double)NS_PER_S);
 }

@@ -72,7 +72,7 @@ static void rebuild_holdings(struct core *c, struct node *n, const Boost__Regist
         const struct attempt_part *part = live_part(c, n->name, h->job, h->attempt, &job, &a);
         h->kill_due = 0; /* what was sent may be lost: sent again below */
         h->epilog = false;
-        if (h->reserved || (part && !part->gone && !part->lost) || listed(m, store_id, h->job, h->attempt))
+        if (h->reserved || h->spare || (part && !part->gone && !part->lost) || listed(m, store_id, h->job, h->attempt))
             continue;
         node_release(c, n, h->job, h->attempt);
     }
@@ -147,8 +147,8 @@ static void learn_numbers(struct core *c, const Boost__Register *m)
 /* The parts of live attempts here: go on, begin after all, or gone. */
 static void reconcile(struct core *c, struct node *n, const Boost__Register *m)
 {
-    for (struct job *job = c->active.head, *next; job; job = next) {
-        next = job->active.next;
+    for (struct job *job = c->busy.head, *next; job; job = next) {
+        next = job->busy.next;
         struct attempt *a = job_live_attempt(job);
         for (int p = 0; a && p < a->n_parts; p++) {
             struct attempt_part *part = &a->parts[p];
@@ -405,13 +405,7 @@ static void on_hang(struct core *c, struct node *n, const Boost__HangReport *x)
     struct attempt *a = attempt_for(c, n, x->job, x->attempt, x->rank, true, &job);
     if (!a || x->rank < 0)
         return;
-    char text[1024];
-    snprintf(text, sizeof text, "rank %d on %s hangs: %.800s", x->rank, n->name,
-             x->text && *x->text ? x->text : "no progress");
-    if (!a->decided)
-        account_detection(c, job, now_mono(c) - a->progress_mono);
-    if (!a->failing)
-        attempt_fail(c, job, a, CLASS(APPLICATION), REASON(Hang), "hang", n->name, text);
+    attempt_hang(c, job, a, x->rank, x->text && *x->text ? x->text : "no progress");
 }
 
 /* ---- rendezvous --------------------------------------------------------------------------------- */
@@ -521,6 +515,11 @@ static void dispatch(struct core *c, struct node *n, const Boost__AgentMessage *
             metrics_batch(c, job, a, n, msg->metrics);
         else
             refuse_metrics(c, n, msg->metrics);
+        break;
+    case BOOST__AGENT_MESSAGE__BODY_LOG_TAIL:
+        a = attempt_for(c, n, msg->log_tail->job, msg->log_tail->attempt, msg->log_tail->rank, true, &job);
+        if (a && msg->log_tail->rank >= 0)
+            log_tail(a, msg->log_tail);
         break;
     case BOOST__AGENT_MESSAGE__BODY_KV:
         on_kv(c, n, msg->kv);

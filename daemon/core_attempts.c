@@ -44,6 +44,9 @@ void grace_arm(struct core *c, struct job *job, struct attempt *a)
 void backoff_arm(struct core *c, struct job *job)
 {
     double delay = (double)c->backoff_min_ns;
+    job->backoff_from = job->backoff_due = 0;
+    if (job->reason == REASON(NodeLost) && job_has_spares(job))
+        return; /* what it waits for is there */
     for (int i = 0; i < job->backoff_count && delay < (double)c->backoff_max_ns; i++)
         delay *= 2;
     /* +-25 %, so that jobs which fell together do not come back together. */
@@ -118,6 +121,43 @@ void attempt_fail(struct core *c, struct job *job, struct attempt *a, Boost__Exi
     mark_attempt(c, job, a);
     job_fire(c, job, event);
     attempt_try_close(c, job);
+}
+
+/* In a collective it waits for another rank, which is the one to be named if that hangs too. */
+static bool waits_for_others(const char *text)
+{
+    const char *at = strstr(text, "last collective: ");
+    size_t len = at ? strcspn(at, ";") : 0;
+    return at && !memmem(at, len, ", done", 6);
+}
+
+static void hang_decide(struct core *c, struct job *job, struct attempt *a)
+{
+    char text[1024];
+    const char *node = a->parts[a->ranks[a->hang_rank].part].node;
+    a->hang_due = 0;
+    snprintf(text, sizeof text, "rank %d on %s hangs: %.800s", a->hang_rank, node,
+             a->hang_text ? a->hang_text : "no progress");
+    attempt_fail(c, job, a, CLASS(APPLICATION), REASON(Hang), "hang", node, text);
+}
+
+void attempt_hang(struct core *c, struct job *job, struct attempt *a, int rank, const char *text)
+{
+    bool waits = waits_for_others(text);
+    if (a->decided || a->failing)
+        return;
+    if (!a->hang_due) {
+        account_detection(c, job, now_mono(c) - a->progress_mono);
+        a->hang_due = now_mono(c) + CORE_CAUSE_NS;
+        due_at(c, a->hang_due);
+        a->hang_rank = rank;
+        text_set(&a->hang_text, text);
+    } else if (!waits) {
+        a->hang_rank = rank;
+        text_set(&a->hang_text, text);
+    }
+    if (!waits || !a->hang_text)
+        hang_decide(c, job, a);
 }
 
 static const struct attempt_part *lost_part(const struct attempt *a)
@@ -316,15 +356,42 @@ void attempt_part_over(struct core *c, struct job *job, struct attempt *a, const
 
 /* ---- timers -------------------------------------------------------------------------------------- */
 
+/* Ranks that have not come so far; the count. */
+static int ranks_before(const struct attempt *a, Boost__RankUpdate__Phase phase, int *out)
+{
+    int n = 0;
+    for (int r = 0; r < a->world; r++)
+        if (!a->ranks[r].heard || a->ranks[r].phase < phase)
+            out[n++] = r;
+    return n;
+}
+
+bool part_prepares(const struct attempt *a, const struct attempt_part *part)
+{
+    for (int i = 0; i < part->n_ranks; i++)
+        if (a->ranks[part->ranks[i]].heard)
+            return false;
+    return part->doing && *part->doing && !part->gone && !part->lost && !a->kill;
+}
+
+/* Until the ranks are there a node's own time limits count. */
+static bool any_prepares(const struct attempt *a)
+{
+    for (int p = 0; p < a->n_parts; p++)
+        if (part_prepares(a, &a->parts[p]))
+            return true;
+    return false;
+}
+
 static void rendezvous_over(struct core *c, struct job *job, struct attempt *a)
 {
     int *missing = calloc((size_t)a->world, sizeof *missing);
-    int n = 0;
-    for (int r = 0; missing && r < a->world; r++)
-        if (!a->ranks[r].heard || a->ranks[r].phase < PHASE(LOADING))
-            missing[n++] = r;
+    /* Those that wait at the meeting place wait for the others. */
+    int n = missing ? ranks_before(a, PHASE(RENDEZVOUS), missing) : 0;
+    if (missing && !n)
+        n = ranks_before(a, PHASE(LOADING), missing);
     a->rendezvous_due = 0;
-    char *ranks = missing && n ? rank_list(missing, n) : NULL;
+    char *ranks = n ? rank_list(missing, n) : NULL;
     if (ranks) {
         const char *node = a->parts[a->ranks[missing[0]].part].node;
         char text[512];
@@ -348,6 +415,12 @@ static int64_t live_run(struct core *c, struct job *job, struct attempt *a, int6
     } else if (a->failing && !a->decided) {
         next = a->failing_mono + CORE_CAUSE_NS;
     }
+    if (a->failing)
+        a->hang_due = 0; /* a rank's end says more */
+    if (a->hang_due && now >= a->hang_due)
+        hang_decide(c, job, a);
+    if (a->rendezvous_due && now >= a->rendezvous_due && any_prepares(a))
+        a->rendezvous_due = now + c->rendezvous_ns;
     if (a->rendezvous_due && now >= a->rendezvous_due)
         rendezvous_over(c, job, a);
     if (a->grace_due && now >= a->grace_due && !a->kill) {
@@ -359,6 +432,8 @@ static int64_t live_run(struct core *c, struct job *job, struct attempt *a, int6
         attempt_try_close(c, job);
     if (job_live_attempt(job) != a)
         return 0; /* it ended: look again */
+    if (a->hang_due && a->hang_due < next)
+        next = a->hang_due;
     if (a->rendezvous_due && a->rendezvous_due < next)
         next = a->rendezvous_due;
     if (a->grace_due && !a->kill && a->grace_due < next)
@@ -371,10 +446,13 @@ static int64_t live_run(struct core *c, struct job *job, struct attempt *a, int6
 int64_t attempt_run(struct core *c, struct job *job, int64_t now)
 {
     int64_t next = INT64_MAX;
-    int64_t limit_due = job_time_limit_due(c, job);
+    int64_t limit_due = job_time_limit_due(job);
     if (now >= limit_due) {
-        job_reason(job, REASON(TimeLimit), "time limit of %" PRId64 " s reached at step %" PRId64,
-                   job->resolved->time_limit_s, job->step);
+        char left[64] = "";
+        if (job_time_limit_lead_s(job) >= 0.1)
+            snprintf(left, sizeof left, ", but for %.1f s for a checkpoint", job_time_limit_lead_s(job));
+        job_reason(job, REASON(TimeLimit), "time limit of %" PRId64 " s reached at step %" PRId64 "%s",
+                   job->resolved->time_limit_s, job->step, left);
         add_event(c, job, job->n_attempts, NULL, "controller", "time-limit", "%s", job->reason_text);
         job_fire(c, job, EV_TIME_LIMIT);
         if (job_state_terminal(job->state))
@@ -390,6 +468,7 @@ int64_t attempt_run(struct core *c, struct job *job, int64_t now)
     }
     if (job->start_retry_due && now >= job->start_retry_due) {
         job->start_retry_due = 0;
+        job_busy(c, job);
         c->schedule = true;
     } else if (job->start_retry_due && job->start_retry_due < next) {
         next = job->start_retry_due;

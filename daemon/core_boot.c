@@ -69,6 +69,9 @@ static void load_job(void *arg, const struct store_job *row)
     job->stall_s = row->stall_s;
     job->accounted_ns = row->accounted_ns;
     job->next_step = row->next_step;
+    job->array_job = row->array_job;
+    job->array_index = row->array_index;
+    job->array_limit = row->array_limit;
     if (row->next_spec)
         job->next_spec = boost__job_spec__unpack(NULL, row->next_spec_len, row->next_spec);
     if (row->next_resolved)
@@ -228,6 +231,7 @@ static void adopt_attempt(struct core *c, struct job *job, struct attempt *a)
         if (n)
             node_hold(n, job->id, a->number, spec_pool(job->resolved), a->parts[p].n_ranks);
     }
+    elastic_wanted(c, job);
 }
 
 static void adopt(struct core *c, struct job *job)
@@ -252,15 +256,20 @@ static void adopt(struct core *c, struct job *job)
     }
     if (job->state == STATE(STOPPING) && !a)
         job_fire(c, job, EV_ATTEMPT_GONE);
+    spares_hold(c, job);
     account_adopted(c, job);
     share_add_past(c, job);
     job_pend(c, job);
+    job_busy(c, job);
     if (checkpoint_file_work(job))
         list_add(&c->working, job, link_working);
 }
 
-void core_adopted(struct core *c)
+void core_adopted(struct core *c, bool now)
 {
+    c->adopted = true;
+    if (!now)
+        return;
     c->settle_until = c->up_since + c->restart_grace_ns;
     c->next_job_id += CORE_ADOPTED_GAP;
     c->next_event_id += CORE_ADOPTED_GAP;

@@ -171,6 +171,14 @@ static void append_end(struct buffer *b, const struct rank_end *e)
     }
 }
 
+static void append_collective(struct buffer *b, const struct rank_end *e)
+{
+    if (!e->collective || !*e->collective)
+        return;
+    buffer_append_str(b, "\nlast collective: ");
+    append_text(b, (const uint8_t *)e->collective, strlen(e->collective));
+}
+
 char *cause_text(const struct attempt *a, int rank, bool with_log)
 {
     struct buffer b;
@@ -178,8 +186,10 @@ char *cause_text(const struct attempt *a, int rank, bool with_log)
     buffer_init(&b, 64 << 10);
     buffer_printf(&b, "rank %d on %s: ", rank, a->parts[a->ranks[rank].part].node);
     append_end(&b, e);
-    if (with_log)
+    if (with_log) {
+        append_collective(&b, e);
         append_tail(&b, e);
+    }
     char *text = strdup(b.data ? (const char *)b.data : "");
     buffer_free(&b);
     return text;

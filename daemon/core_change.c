@@ -47,8 +47,11 @@ void mark_checkpoint(struct core *c, struct job *job, struct checkpoint *k)
 
 void mark_node(struct core *c, struct node *n)
 {
+    if (n->dirty)
+        return;
     n->dirty = true;
-    (void)c;
+    n->next_dirty = c->dirty_nodes;
+    c->dirty_nodes = n;
 }
 
 static bool open_change(struct core *c)
@@ -271,7 +274,10 @@ static void put_job_row(struct core *c, const struct job *job)
                                                      .next_spec_len = next_spec.len,
                                                      .next_resolved = next_resolved.bytes,
                                                      .next_resolved_len = next_resolved.len,
-                                                     .next_step = job->next_step});
+                                                     .next_step = job->next_step,
+                                                     .array_job = job->array_job,
+                                                     .array_index = job->array_index,
+                                                     .array_limit = job->array_limit});
     else
         core_log_line(c, CORE_LOG_ERROR, "out of memory: the row of job %lld is not written", (long long)job->id);
     free(spec.bytes);
@@ -427,9 +433,7 @@ static void change_done(void *arg, int rc, const struct error *err)
 
 void change_commit(struct core *c)
 {
-    bool nodes = false;
-    for (struct node *n = c->nodes; n; n = n->next)
-        nodes = nodes || n->dirty;
+    bool nodes = c->dirty_nodes != NULL;
     if (!c->n_dirty && !c->txn && !c->after && !nodes)
         return;
     struct change *ch = calloc(1, sizeof *ch);
@@ -438,9 +442,9 @@ void change_commit(struct core *c)
         due_at(c, now_mono(c) + NS_PER_S);
         return;
     }
-    for (struct node *n = c->nodes; n; n = n->next) {
-        if (n->dirty)
-            put_node_row(c, n);
+    for (struct node *n; (n = c->dirty_nodes);) {
+        c->dirty_nodes = n->next_dirty;
+        put_node_row(c, n);
         n->dirty = false;
     }
     ch->core = c;

@@ -126,6 +126,11 @@ static void newest_step(struct job *job)
     job->checkpoint_step = k ? k->step : -1;
 }
 
+void checkpoints_renew(struct job *job)
+{
+    newest_step(job);
+}
+
 static void abandon(struct core *c, struct job *job, struct checkpoint *k, const char *node, const char *note)
 {
     task_cancel(c, k->task);
@@ -220,6 +225,7 @@ static void commit(struct core *c, struct job *job, struct checkpoint *k, const 
               "checkpoint of step %" PRId64 " committed: %d shard%s, %.1f MiB", k->step, k->world,
               k->world == 1 ? "" : "s", (double)bytes / (1 << 20));
     checkpoints_retain(c, job);
+    elastic_committed(c, job);
 }
 
 /* Whether an attempt may still have to read it. */
@@ -457,7 +463,8 @@ static bool send_manifest(struct core *c, struct job *job, struct checkpoint *k,
     body.step = k->step;
     body.attempt = k->attempt;
     body.world = k->world;
-    body.spec = job->resolved;
+    struct attempt *a = job_attempt(job, k->attempt);
+    body.spec = a ? (Boost__JobSpec *)(uintptr_t)core_attempt_spec(job, a) : job->resolved;
     body.store_id = store_id;
     body.n_shards = (size_t)k->world;
     task.body_case = BOOST__TASK__BODY_WRITE_MANIFEST;

@@ -58,6 +58,19 @@ static int no_attempt(const struct job *job, int64_t attempt, struct error *err)
     return ERR_NOT_FOUND;
 }
 
+/* "17_3" */
+static struct job *task_of(struct core *c, const char *ref)
+{
+    char *end;
+    if (!isdigit((unsigned char)ref[0]))
+        return NULL;
+    long long array = strtoll(ref, &end, 10);
+    if (*end != '_' || !isdigit((unsigned char)end[1]))
+        return NULL;
+    long index = strtol(end + 1, &end, 10);
+    return *end || index > INT32_MAX ? NULL : core_task(c, array, (int)index, NULL);
+}
+
 int core_find_job(struct core *c, const char *ref, struct job **out, struct error *err)
 {
     struct job *exact = NULL, *prefix = NULL;
@@ -65,7 +78,7 @@ int core_find_job(struct core *c, const char *ref, struct job **out, struct erro
     size_t len = strlen(ref);
     int64_t attempt, id = id_of(ref, &attempt);
     *out = NULL;
-    struct job *numbered = id >= 0 ? core_job(c, id) : NULL;
+    struct job *numbered = id >= 0 ? core_job(c, id) : task_of(c, ref);
     if (numbered && attempt >= 0 && (attempt < 1 || attempt > numbered->n_attempts))
         return no_attempt(numbered, attempt, err);
     if (numbered) {

@@ -36,7 +36,11 @@ void node_undrain(struct core *c, struct node *n)
 
 void node_drain(struct core *c, struct node *n, const char *reason)
 {
-    if (n->admin == ADMIN(DRAINING) || n->admin == ADMIN(DRAINED))
+    bool theirs = n->admin != ADMIN(NONE) && n->admin_by && strcmp(n->admin_by, "controller") != 0 &&
+                  strcmp(n->admin_by, "health") != 0;
+    if (theirs) /* out of use already, and taken back by whoever took it out */
+        add_event(c, NULL, 0, n->name, "controller", "kill-overdue", "%s: %s", n->name, reason);
+    if (theirs || n->admin == ADMIN(DRAINING))
         return;
     set_admin(c, n, ADMIN(DRAINING), reason, "controller");
     add_event(c, NULL, 0, n->name, "controller", "node-drained", "%s takes no new work: %s", n->name, reason);
@@ -53,15 +57,16 @@ static bool has_part_on(const struct job *job, const char *node)
     return false;
 }
 
-/* Devices that are reserved and not begun with are given back. */
-static void cancel_starts(struct core *c, const struct node *n)
+/* Devices that are reserved or spare, and not begun with, are given back. */
+static void cancel_starts(struct core *c, struct node *n)
 {
-    for (struct job *job = c->active.head, *next; job; job = next) {
-        next = job->active.next;
+    for (struct job *job = c->busy.head, *next; job; job = next) {
+        next = job->busy.next;
         for (int i = 0; job->starting && i < job->starting->n_nodes; i++)
             if (job->starting->nodes[i] == n)
                 start_cancel(c, job);
     }
+    spares_lost(c, n, "it is taken out of use");
 }
 
 void node_emptied(struct core *c, struct node *n)
@@ -71,7 +76,7 @@ void node_emptied(struct core *c, struct node *n)
     n->admin = ADMIN(DRAINED);
     n->drain_due = 0;
     mark_node(c, n);
-    add_event(c, NULL, 0, n->name, "controller", "node-drained", "%s is drained: nothing runs there any more (%s)",
+    add_event(c, NULL, 0, n->name, "controller", "node-drain-over", "%s is drained: nothing runs there any more (%s)",
               n->name, n->admin_reason ? n->admin_reason : "");
 }
 
@@ -79,8 +84,8 @@ void node_drain_over(struct core *c, struct node *n)
 {
     n->drain_due = 0;
     mark_node(c, n);
-    for (struct job *job = c->active.head, *next; job; job = next) {
-        next = job->active.next;
+    for (struct job *job = c->busy.head, *next; job; job = next) {
+        next = job->busy.next;
         if (!has_part_on(job, n->name) || !job_step(job->state, job->stop_target, EV_REQUEUE).legal)
             continue;
         job_reason(job, REASON(Preempted), "%s is drained (%s)", n->name, n->admin_reason ? n->admin_reason : "");
@@ -127,7 +132,7 @@ static void drop_control(void *arg)
 static int jobs_on(struct core *c, const struct node *n)
 {
     int count = 0;
-    for (const struct job *job = c->active.head; job; job = job->active.next)
+    for (const struct job *job = c->busy.head; job; job = job->busy.next)
         count += has_part_on(job, n->name);
     return count;
 }

@@ -90,7 +90,9 @@ void attempt_say_end(struct core *c, struct job *job, int attempt)
     case STATE(RECOVERING):
         add_event(c, job, attempt, NULL, "controller", "recovering", "attempt %d in %.1f s%s", job->n_attempts + 1,
                   (double)(job->backoff_due - job->backoff_from) / (double)NS_PER_S,
-                  job->checkpoint_step < 0 ? ", from the beginning" : ", from the newest checkpoint that verifies");
+                  job->checkpoint_step >= 0  ? ", from the newest checkpoint that verifies"
+                  : init_path(job->resolved) ? ", from where it first began"
+                                             : ", from the beginning");
         break;
     default:
         break;
@@ -241,6 +243,8 @@ void attempt_close(struct core *c, struct job *job)
     kv_drop(c->kv, job->id, a->number, "the attempt has ended");
     checkpoints_abandon_open(c, job, a, "its attempt ended");
     trim_tails(a);
+    if (!all_clean(a))
+        logs_keep(c, job, a);
     mark_attempt(c, job, a);
     c->work = true; /* what could not be deleted under it */
     struct closing *x = calloc(1, sizeof *x);

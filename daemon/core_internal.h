@@ -41,7 +41,10 @@ struct holding {
     enum sched_pool pool;
     int slots;
     struct job *of;   /* NULL: not looked up yet, or of no job here */
+    int64_t mib;      /* of the host, and whether it has the node whole: once it is looked up */
+    bool exclusive;
     bool epilog;      /* its processes are gone, the site's script behind them still runs */
+    bool spare;       /* held for an attempt to come, `attempt` is 0 */
     bool reserved;    /* chosen, StartAttempt not decided yet */
     int64_t kill_due; /* a kill was sent: to be confirmed by then, 0 = none */
     int64_t kill_from;
@@ -76,6 +79,7 @@ struct node {
     int n_holdings;
     int switch_id; /* of the scheduler: 0 not looked up, -1 not told, else from 1 */
     bool dirty;
+    struct node *next_dirty;
 };
 
 /* A Task on its way; done with rc ERR_UNREACHABLE or ERR_TIMEOUT when no reply came. */
@@ -98,7 +102,8 @@ struct task {
 /* Devices chosen for a job's next attempt while its checkpoint is verified. */
 struct core_start {
     struct node **nodes;
-    int n_nodes;
+    int n_nodes;  /* all of them */
+    int n_spares; /* of them, the last ones, without ranks */
     struct checkpoint *candidate; /* being verified; NULL: from the initial weights */
     int proving;                  /* core_shared: the node that is asked */
     char nonce[48];
@@ -161,11 +166,13 @@ struct core {
     int user_running_jobs, user_devices, user_queued_jobs; /* 0: no limit */
     Boost__BoostdConfig *config;                           /* a copy, for its lists */
     int64_t up_since; /* mono */
+    bool adopted; /* the store was a copy once */
     int64_t settle_until; /* mono; after an adoption nothing is started before; 0 = no adoption */
 
     struct job **jobs; /* by id, ascending */
     int n_jobs, cap_jobs;
-    struct job_list active, working, dependent;
+    struct job_list active, busy, working, dependent;
+    int n_state[JOB_STATES]; /* jobs in each */
     struct share **shares; /* by uid */
     int n_shares;
     int n_pending[SCHED_POOLS];
@@ -173,7 +180,10 @@ struct core {
     uint64_t pictures; /* so many were made */
     char **switches;   /* [id - 1] */
     int n_switches;
-    struct node *nodes;
+    struct node *nodes;       /* by name */
+    struct node **node_index; /* the same */
+    int n_nodes, cap_nodes;
+    struct node *dirty_nodes; /* whose rows are to be written */
     struct task *tasks;
     uint64_t next_task;
     struct kv *kv;
@@ -184,6 +194,8 @@ struct core {
     int64_t arrivals;
     int64_t due;   /* nothing to run before */
     bool schedule; /* a scheduling pass is due */
+    bool spares_used; /* some job holds or held spare nodes */
+    bool elastic;  /* some job has fewer nodes or spares than it asks for, and may find more */
     int64_t schedule_due; /* mono, when one is tried again for which there was no memory; 0: none is */
     bool work;     /* working jobs are to be looked at */
 
@@ -236,11 +248,14 @@ void job_reason(struct job *job, Boost__Reason__Value reason, const char *fmt, .
 void list_add(struct job_list *list, struct job *job, struct job_link *(*link)(struct job *));
 void list_remove(struct job_list *list, struct job *job, struct job_link *(*link)(struct job *));
 struct job_link *link_active(struct job *job);
+struct job_link *link_busy(struct job *job);
 struct job_link *link_pending(struct job *job);
 struct job_link *link_working(struct job *job);
 struct job_link *link_dependent(struct job *job);
 MUST_USE int core_add_job(struct core *c, struct job *job); /* ids ascending */
 void core_forget_job(struct core *c, struct job *job);      /* never became durable */
+/* Keeps it in the list of those with something on a node, reserved on one, or with a timer, as long as it belongs there. */
+void job_busy(struct core *c, struct job *job);
 /* Puts the job into or takes it out of the scheduler's list, as its state says. */
 void job_pend(struct core *c, struct job *job);
 
@@ -284,7 +299,9 @@ void account_stall(struct job *job, double seconds); /* of the open stretch, the
 void account_detection(struct core *c, struct job *job, int64_t silent_ns); /* the last stretch was detection */
 void account_totals(struct core *c, const struct job *job, Boost__Goodput *out); /* with the open stretch */
 double job_elapsed_s(struct core *c, const struct job *job);       /* STARTING + RUNNING + RECOVERING of all attempts */
-int64_t job_time_limit_due(struct core *c, const struct job *job); /* mono, INT64_MAX: none */
+/* When it has to begin with its end, so that the step, its successor and a checkpoint fit in: mono, INT64_MAX: never. */
+int64_t job_time_limit_due(const struct job *job);
+double job_time_limit_lead_s(const struct job *job); /* so long before the limit */
 
 /* ---- core_nodes.c ------------------------------------------------------------------ */
 
@@ -331,6 +348,32 @@ void node_drain(struct core *c, struct node *n, const char *reason); /* the cont
 void node_undrain(struct core *c, struct node *n);
 void node_emptied(struct core *c, struct node *n);    /* DRAINED, when it is DRAINING and nothing is left there */
 void node_drain_over(struct core *c, struct node *n); /* the deadline has come */
+
+/* ---- core_elastic.c: spare nodes, and fewer than asked for ----------------------------- */
+
+int job_spares(const struct job *job);
+bool job_is_elastic(const struct job *job); /* it has spares, or may do with fewer nodes */
+int elastic_most(const struct job *job); /* nodes to ask for at first, spares among them */
+/* The next lower number to try when so many cannot be had; 0: the job waits. */
+int elastic_fewer(struct core *c, const struct job *job, int nodes, enum sched_verdict v);
+/* The most, over `nodes` and up to `upto`, that it can be laid out on; 0: none. */
+int elastic_more(const struct job *job, int nodes, int upto);
+void elastic_wanted(struct core *c, const struct job *job);  /* marks a job that has less than it asks for */
+void elastic_committed(struct core *c, struct job *job);     /* a checkpoint: it may grow */
+void elastic_grow(struct core *c, struct job *job, int nodes);
+bool job_has_spares(const struct job *job);
+struct attempt *job_spare_holder(const struct job *job); /* whose spares are held; NULL: the job holds none */
+bool spare_hold(struct core *c, struct job *job, struct node *n);
+bool spare_add(struct core *c, struct job *job, struct node *n); /* to those of the live attempt */
+void spares_hold(struct core *c, struct job *job);    /* those that its newest attempt lists */
+void spares_release(struct core *c, struct job *job); /* likewise; the list stays */
+void spares_lost(struct core *c, struct node *n, const char *why);
+
+/* ---- core_show_nodes.c ---------------------------------------------------------------- */
+
+/* Appends the node's GPUs to (*list)[*count..], only the job's when it is not NULL; false: out of memory. */
+bool show_devices(const struct node *n, const struct job *job, struct arena *mem, Boost__DeviceInfo ***list,
+                  size_t *count);
 
 /* ---- core_tasks.c ------------------------------------------------------------------ */
 
@@ -394,10 +437,14 @@ int spec_devices(const Boost__JobSpec *resolved);
 enum sched_pool spec_pool(const Boost__JobSpec *resolved);
 /* Devices were chosen (takes over `nodes`): its checkpoint is verified, then the attempt begins. */
 bool core_settling(struct core *c); /* see core_adopted() */
-void start_begin(struct core *c, struct job *job, struct node **nodes);
+void start_begin(struct core *c, struct job *job, struct node **nodes, int n);
 /* start_begin() goes on with this; it ends with start_proven(), start_later() or a failed attempt. core_shared.c */
 void shared_prove(struct core *c, struct job *job);
 void start_proven(struct core *c, struct job *job);
+/* Before that: it ends with start_searched() or start_later(). core_rescan.c */
+void found_search(struct core *c, struct job *job);
+void start_searched(struct core *c, struct job *job);
+void checkpoints_renew(struct job *job); /* job->checkpoint_step, when checkpoints were added */
 void start_commit(struct core *c, struct job *job); /* the attempt is there */
 void start_later(struct core *c, struct job *job, const char *why);
 void start_cancel(struct core *c, struct job *job); /* gives reserved devices back */
@@ -407,6 +454,8 @@ char *checkpoint_dir_of(struct core *c, const struct job *job); /* caller frees 
 
 /* ---- core_attempts.c: how an attempt goes ------------------------------------ */
 
+/* Whether the site's prolog (or the like) is to be over there before its ranks can be. */
+bool part_prepares(const struct attempt *a, const struct attempt_part *part);
 /* Some rank says that `step` steps are done. */
 void attempt_reached(struct job *job, struct attempt *a, int64_t step);
 void attempt_rank_update(struct core *c, struct job *job, struct attempt *a, struct node *n,
@@ -418,6 +467,8 @@ void attempt_part_over(struct core *c, struct job *job, struct attempt *a, const
 /* Anything but a rank's end: hang, lost node, rendezvous, refusal. Ignored when the cause is known already. */
 void attempt_fail(struct core *c, struct job *job, struct attempt *a, Boost__ExitClass__Value class,
                   Boost__Reason__Value reason, const char *kind, const char *node, const char *text);
+/* The rank made no progress. */
+void attempt_hang(struct core *c, struct job *job, struct attempt *a, int rank, const char *text);
 /* Finds the cause among the ends known; `force`: no more are to come, or not soon. */
 void attempt_decide(struct core *c, struct job *job, struct attempt *a, bool force);
 void attempt_mark_kill(struct core *c, struct job *job, struct attempt *a);
@@ -444,7 +495,8 @@ Boost__ExitClass__Value classify(const Boost__ExitRecord *x);
 /* The first failing rank; -1 = none. *certain: no end that is still to come can be before it. */
 int attempt_cause(const struct attempt *a, bool *certain);
 Boost__Reason__Value cause_reason(const struct job *job, const struct attempt *a, int rank);
-/* "rank 1 on gpu01: signal 9 (SIGKILL)"; with_log appends its last lines. Caller frees. */
+/* "rank 1 on gpu01: signal 9 (SIGKILL)"; with_log appends lines of their own: the collective
+ * that it was in last, its last words. Caller frees. */
 char *cause_text(const struct attempt *a, int rank, bool with_log);
 /* "1, 3-5" */
 char *rank_list(const int *ranks, int n);
@@ -488,6 +540,10 @@ bool pace_show(const struct job *job, struct arena *mem, Boost__ShowReply *show)
 void metrics_batch(struct core *c, struct job *job, struct attempt *a, struct node *n, const Boost__MetricBatch *b);
 void metrics_free(struct core *c);
 void send_ack(struct core *c, const char *node, Boost__Ack *ack);
+/* What a rank that runs printed last. */
+void log_tail(struct attempt *a, const Boost__LogTail *tail);
+/* Gives what is known of an ended attempt's output away to be kept. */
+void logs_keep(struct core *c, const struct job *job, const struct attempt *a);
 void parked_run(struct core *c, int64_t now);
 int64_t parked_due(struct core *c);
 void parked_free(struct core *c);

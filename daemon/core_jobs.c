@@ -15,6 +15,11 @@ struct job_link *link_active(struct job *job)
     return &job->active;
 }
 
+struct job_link *link_busy(struct job *job)
+{
+    return &job->busy;
+}
+
 struct job_link *link_pending(struct job *job)
 {
     return &job->pending;
@@ -75,6 +80,7 @@ int core_add_job(struct core *c, struct job *job)
     }
     c->jobs[c->n_jobs++] = job;
     job->share->waiting += waits(job->state);
+    c->n_state[job->state]++;
     if (!job_state_terminal(job->state))
         list_add(&c->active, job, link_active);
     return ERR_OK;
@@ -83,7 +89,9 @@ int core_add_job(struct core *c, struct job *job)
 void core_forget_job(struct core *c, struct job *job)
 {
     list_remove(&c->active, job, link_active);
+    list_remove(&c->busy, job, link_busy);
     queue_remove(c, job);
+    c->n_state[job->state]--;
     job->share->waiting -= waits(job->state);
     list_remove(&c->working, job, link_working);
     for (int i = 0; i < c->n_jobs; i++) {
@@ -129,6 +137,44 @@ struct job *core_job(struct core *c, int64_t id)
     return i > 0 && c->jobs[i - 1]->id == id ? c->jobs[i - 1] : NULL;
 }
 
+struct job *core_task(struct core *c, int64_t array, int index, const struct job *after)
+{
+    for (int i = upper_bound(c, after ? after->id : array - 1); i < c->n_jobs; i++) {
+        struct job *job = c->jobs[i];
+        if (job->array_job != array)
+            break; /* ids of an array are consecutive */
+        if (index < 0 || job->array_index == index)
+            return job;
+    }
+    return NULL;
+}
+
+static int ascending(const void *x, const void *y)
+{
+    int64_t a = *(const int64_t *)x, b = *(const int64_t *)y;
+    return (a > b) - (a < b);
+}
+
+int core_select(struct core *c, bool live_only, bool (*wanted)(const struct job *job, const void *arg), const void *arg,
+                int64_t **ids)
+{
+    int n = 0, most = c->n_jobs;
+    for (int s = STATE(COMPLETED); live_only && s < JOB_STATES; s++)
+        most -= c->n_state[s];
+    *ids = malloc(((size_t)most + 1) * sizeof **ids);
+    if (!*ids)
+        return -1;
+    for (const struct job *job = live_only ? c->active.head : NULL; job; job = job->active.next)
+        if (wanted(job, arg))
+            (*ids)[n++] = job->id;
+    for (int i = 0; !live_only && i < c->n_jobs; i++)
+        if (wanted(c->jobs[i], arg))
+            (*ids)[n++] = c->jobs[i]->id;
+    if (live_only)
+        qsort(*ids, (size_t)n, sizeof **ids, ascending);
+    return n;
+}
+
 /* ---- transitions ------------------------------------------------------------------------ */
 
 void job_reason(struct job *job, Boost__Reason__Value reason, const char *fmt, ...)
@@ -141,6 +187,14 @@ void job_reason(struct job *job, Boost__Reason__Value reason, const char *fmt, .
     text[utf8_whole(text, strlen(text))] = '\0';
     job->reason = reason;
     text_set(&job->reason_text, text);
+}
+
+void job_busy(struct core *c, struct job *job)
+{
+    if (job_state_live(job->state) || job->starting || job->start_retry_due)
+        list_add(&c->busy, job, link_busy);
+    else
+        list_remove(&c->busy, job, link_busy);
 }
 
 void job_pend(struct core *c, struct job *job)
@@ -180,11 +234,16 @@ bool job_fire(struct core *c, struct job *job, enum job_event event)
     if (t.actions & ACT_CLOSE_ATTEMPT)
         attempt_close(c, job);
     job->share->waiting += waits(t.next) - waits(job->state);
+    c->n_state[job->state]--;
+    c->n_state[t.next]++;
     job->state = t.next;
     if (t.next != STATE(STOPPING))
         job->stop_target = 0;
     else if (t.stop_target >= 0)
         job->stop_target = t.stop_target;
+    job->may_grow = job->may_grow && t.next == STATE(RUNNING);
+    if (!job_state_live(t.next))
+        spares_release(c, job);
     job_take_changes(c, job);
     if (job->starting && event != EV_PLACED)
         start_cancel(c, job);
@@ -203,6 +262,7 @@ bool job_fire(struct core *c, struct job *job, enum job_event event)
     job->actions |= t.actions & (ACT_START | ACT_STOP_TERM | ACT_KILL);
     account_state(c, job);
     job_pend(c, job);
+    job_busy(c, job);
     if (job_state_terminal(t.next))
         list_remove(&c->active, job, link_active);
     mark_job(c, job);

@@ -31,27 +31,121 @@ static void drop_read(void *arg)
     free(arg);
 }
 
-/* The last words that came with the rank's end. */
-static void reply_kept(const struct job *job, const struct log_read *x, const char *why)
+enum { TAIL_BYTES = 4 << 10, KEPT_BYTES = 4 << 20 };
+
+void log_tail(struct attempt *a, const Boost__LogTail *tail)
 {
-    struct attempt *a = job_attempt(job, x->attempt);
-    const struct rank_end *e = a->ranks[x->rank].end;
+    struct rank *r = &a->ranks[tail->rank];
+    size_t len = tail->data.len < TAIL_BYTES ? tail->data.len : TAIL_BYTES;
+    uint8_t *copy = len && !r->end ? malloc(len) : NULL;
+    if (!copy)
+        return;
+    memcpy(copy, tail->data.data + (tail->data.len - len), len);
+    free(r->tail);
+    r->tail = copy;
+    r->tail_len = len;
+}
+
+/* The last words that came with the rank's end; of one whose end was never told, what it had printed before. */
+static bool last_words(const struct rank *r, const uint8_t **data, size_t *len)
+{
+    bool end = r->end && r->end->log_tail_len;
+    *data = end ? r->end->log_tail : r->tail;
+    *len = end ? r->end->log_tail_len : r->tail_len;
+    return *len > 0;
+}
+
+void logs_keep(struct core *c, const struct job *job, const struct attempt *a)
+{
+    Boost__KeptLogs all = BOOST__KEPT_LOGS__INIT;
+    Boost__KeptLog *logs = c->ops.keep_logs ? calloc((size_t)a->world + 1, sizeof *logs) : NULL;
+    Boost__KeptLog **list = logs ? calloc((size_t)a->world + 1, sizeof *list) : NULL;
+    size_t total = 0;
+    for (int i = 0; list && i < a->world; i++) {
+        const uint8_t *data;
+        size_t len;
+        if (!last_words(&a->ranks[i], &data, &len) || (total += len + 16) > KEPT_BYTES)
+            continue;
+        Boost__KeptLog *x = &logs[all.n_logs];
+        boost__kept_log__init(x);
+        x->has_rank = x->has_data = true;
+        x->rank = i;
+        x->data.data = (uint8_t *)(uintptr_t)data;
+        x->data.len = len;
+        list[all.n_logs++] = x;
+    }
+    all.logs = list;
+    size_t len = all.n_logs ? boost__kept_logs__get_packed_size(&all) : 0;
+    uint8_t *packed = len ? malloc(len) : NULL;
+    if (packed) {
+        boost__kept_logs__pack(&all, packed);
+        c->ops.keep_logs(c->ops.arg, job->id, a->number, packed, len);
+    }
+    free(packed);
+    free(list);
+    free(logs);
+}
+
+static void reply_words(const struct job *job, const struct log_read *x, const char *why, const uint8_t *data,
+                        size_t len)
+{
+    const struct attempt *a = job_attempt(job, x->attempt);
     struct core_log log = {.attempt = x->attempt, .newest_attempt = job->n_attempts, .finished = a->end_ns != 0};
     char note[512];
-    if (e && e->log_tail_len) {
+    if (len) {
         size_t skip = x->has_offset && x->offset > 0 ? (size_t)x->offset : 0;
-        if (skip > e->log_tail_len)
-            skip = e->log_tail_len;
-        log.data = e->log_tail + skip;
-        log.len = e->log_tail_len - skip;
-        log.next_offset = (int64_t)e->log_tail_len;
-        snprintf(note, sizeof note, "%s: the last %zu bytes that the controller kept", why, e->log_tail_len);
+        if (skip > len)
+            skip = len;
+        log.data = data + skip;
+        log.len = len - skip;
+        log.next_offset = (int64_t)len;
+        snprintf(note, sizeof note, "%s: the last %zu bytes that the controller kept", why, len);
     } else {
         log.next_offset = x->offset;
         snprintf(note, sizeof note, "%s, and the controller kept nothing of this rank's output", why);
     }
     log.note = note;
     x->reply(x->arg, ERR_OK, NULL, &log);
+}
+
+/* A reader that waits for what earlier runs of the controller kept. */
+struct kept_read {
+    struct core *core;
+    int64_t job;
+    struct log_read read;
+    char why[320];
+};
+
+static void on_kept(void *arg, const void *packed, size_t len)
+{
+    struct kept_read *k = arg;
+    const struct job *job = core_job(k->core, k->job);
+    Boost__KeptLogs *all = packed ? boost__kept_logs__unpack(NULL, len, packed) : NULL;
+    const Boost__KeptLog *found = NULL;
+    for (size_t i = 0; all && i < all->n_logs; i++)
+        if (all->logs[i]->rank == k->read.rank)
+            found = all->logs[i];
+    if (job)
+        reply_words(job, &k->read, k->why, found ? found->data.data : NULL, found ? found->data.len : 0);
+    if (all)
+        boost__kept_logs__free_unpacked(all, NULL);
+    free(k);
+}
+
+static void reply_kept(struct core *c, const struct job *job, const struct log_read *x, const char *why)
+{
+    const uint8_t *data;
+    size_t len;
+    const struct attempt *a = job_attempt(job, x->attempt);
+    bool known = last_words(&a->ranks[x->rank], &data, &len);
+    struct kept_read *k = !known && a->end_ns && c->ops.kept_logs ? calloc(1, sizeof *k) : NULL;
+    if (!k) {
+        reply_words(job, x, why, data, len);
+        return;
+    }
+    *k = (struct kept_read){.core = c, .job = job->id, .read = *x};
+    snprintf(k->why, sizeof k->why, "%s", why);
+    c->ops.kept_logs(c->ops.arg, job->id, a->number, on_kept, k);
 }
 
 static void log_done(struct core *c, struct task *t, int rc, const struct error *err, const Boost__TaskReply *reply)
@@ -63,7 +157,7 @@ static void log_done(struct core *c, struct task *t, int rc, const struct error 
     if (rc == ERR_UNREACHABLE || rc == ERR_TIMEOUT) {
         char why[320];
         snprintf(why, sizeof why, "node %s cannot be reached", t->node->name);
-        reply_kept(job, x, why);
+        reply_kept(c, job, x, why);
     } else if (rc) {
         x->reply(x->arg, rc, err, NULL);
     } else {
@@ -105,7 +199,7 @@ static void ask(struct core *c, struct job *job, struct attempt *a, const Boost_
     }
     char why[320];
     snprintf(why, sizeof why, "node %s cannot be reached", a->parts[a->ranks[x->rank].part].node);
-    reply_kept(job, x, why);
+    reply_kept(c, job, x, why);
     free(x);
 }
 

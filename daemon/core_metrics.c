@@ -139,8 +139,10 @@ void metrics_batch(struct core *c, struct job *job, struct attempt *a, struct no
         if (owed->next)
             owed->next->prev = owed;
         c->metrics = owed;
-        if (b->rank == 0)
+        if (b->rank == 0) {
             job->version++;
+            due_at(c, job_time_limit_due(job)); /* a longer step, an earlier end */
+        }
         c->store.add_metrics(c->store.arg, job->id, a->number, b->rank, rows, (int)b->n_records, stored, owed);
     }
     arena_free(&mem);

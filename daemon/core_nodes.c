@@ -6,12 +6,24 @@
 #include "daemon/core_internal.h"
 #include "proto/reflect.h"
 
+/* Index of the first node of that name or a later one. */
+static int place_of(const struct core *c, const char *name)
+{
+    int lo = 0, hi = c->n_nodes;
+    while (lo < hi) {
+        int mid = lo + (hi - lo) / 2;
+        if (strcmp(c->node_index[mid]->name, name) < 0)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
 struct node *node_find(struct core *c, const char *name)
 {
-    for (struct node *n = c->nodes; n; n = n->next)
-        if (strcmp(n->name, name) == 0)
-            return n;
-    return NULL;
+    int i = place_of(c, name);
+    return i < c->n_nodes && strcmp(c->node_index[i]->name, name) == 0 ? c->node_index[i] : NULL;
 }
 
 void node_free(struct node *n)
@@ -39,6 +51,14 @@ struct node *node_get(struct core *c, const char *name)
     struct node *n = node_find(c, name);
     if (n)
         return n;
+    if (c->n_nodes == c->cap_nodes) {
+        int cap = c->cap_nodes ? 2 * c->cap_nodes : 64;
+        struct node **index = realloc(c->node_index, (size_t)cap * sizeof *index);
+        if (!index)
+            return NULL;
+        c->node_index = index;
+        c->cap_nodes = cap;
+    }
     n = calloc(1, sizeof *n);
     if (n)
         n->name = strdup(name);
@@ -48,11 +68,12 @@ struct node *node_get(struct core *c, const char *name)
     }
     n->liveness = LIVENESS(JOINING);
     n->last_seen = c->up_since;
-    struct node **at = &c->nodes;
-    while (*at && strcmp((*at)->name, name) < 0)
-        at = &(*at)->next;
-    n->next = *at;
-    *at = n;
+    int at = place_of(c, name);
+    memmove(&c->node_index[at + 1], &c->node_index[at], (size_t)(c->n_nodes - at) * sizeof(struct node *));
+    c->node_index[at] = n;
+    c->n_nodes++;
+    n->next = at + 1 < c->n_nodes ? c->node_index[at + 1] : NULL;
+    *(at ? &c->node_index[at - 1]->next : &c->nodes) = n;
     return n;
 }
 
@@ -239,7 +260,7 @@ void node_seen(struct core *c, struct node *n)
         bool live = a && a->number == h->attempt;
         for (int p = 0; live && p < a->n_parts; p++)
             live = strcmp(a->parts[p].node, n->name) != 0 || !a->parts[p].lost;
-        if (!live && !h->reserved)
+        if (!live && !h->reserved && !h->spare)
             holding_kill(c, n, h);
     }
 }
@@ -302,10 +323,11 @@ static void node_down(struct core *c, struct node *n, int64_t now)
         snprintf(note, sizeof note, "no heartbeat for %.0f s", silent);
     add_event(c, NULL, 0, n->name, "controller", "node-down", "%s: %s", n->name, note);
     tasks_lost(c, n);
+    spares_lost(c, n, note);
     for (int i = 0; i < n->n_holdings; i++)
         n->holdings[i].kill_due = 0; /* an unreachable node is not waited for */
-    for (struct job *job = c->active.head, *next; job; job = next) {
-        next = job->active.next;
+    for (struct job *job = c->busy.head, *next; job; job = next) {
+        next = job->busy.next;
         struct attempt *a = job_live_attempt(job);
         if (job->starting)
             for (int i = 0; i < job->starting->n_nodes; i++)

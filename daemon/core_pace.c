@@ -117,7 +117,8 @@ bool pace_show(const struct job *job, struct arena *mem, Boost__ShowReply *show)
         if (!x)
             return false;
         boost__straggler_info__init(x);
-        x->has_rank = x->has_outside_ms = x->has_fastest_ms = x->has_fastest_rank = x->has_best_ms = x->has_factor = true;
+        x->has_rank = x->has_outside_ms = x->has_fastest_ms = x->has_fastest_rank = true;
+        x->has_best_ms = x->has_factor = true;
         x->rank = slow[i].rank;
         x->node = arena_strdup(mem, node_of(a, slow[i].rank));
         x->outside_ms = slow[i].outside_ms;

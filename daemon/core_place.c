@@ -57,6 +57,7 @@ void start_cancel(struct core *c, struct job *job)
         node_release(c, s->nodes[i], job->id, job->n_attempts + 1);
     free(s->nodes);
     free(s);
+    job_busy(c, job);
     c->schedule = true;
 }
 
@@ -65,6 +66,7 @@ void start_later(struct core *c, struct job *job, const char *why)
     text_set(&job->start_trouble, why);
     start_cancel(c, job);
     job->start_retry_due = now_mono(c) + CORE_RETRY_NS;
+    job_busy(c, job);
     due_at(c, job->start_retry_due);
     progress_changed(c, job);
 }
@@ -81,15 +83,21 @@ char *checkpoint_dir_of(struct core *c, const struct job *job)
     return out;
 }
 
+static struct node *spare_of(const struct core_start *s, int i)
+{
+    return s->nodes[s->n_nodes - s->n_spares + i];
+}
+
 /* Rank r of `world` over the nodes in order: consecutive ranks share a node, as the layout expects. */
 static bool fill_parts(struct attempt *a, const struct core_start *s, int per_node)
 {
-    a->ranks = calloc((size_t)per_node * (size_t)s->n_nodes, sizeof *a->ranks);
-    a->parts = calloc((size_t)s->n_nodes, sizeof *a->parts);
+    int n = s->n_nodes - s->n_spares;
+    a->ranks = calloc((size_t)per_node * (size_t)n, sizeof *a->ranks);
+    a->parts = calloc((size_t)n, sizeof *a->parts);
     if (!a->ranks || !a->parts)
         return false;
-    a->world = per_node * s->n_nodes;
-    for (int p = 0; p < s->n_nodes; p++) {
+    a->world = per_node * n;
+    for (int p = 0; p < n; p++) {
         struct attempt_part *part = &a->parts[p];
         part->node = strdup(s->nodes[p]->name);
         part->ranks = calloc((size_t)per_node, sizeof *part->ranks);
@@ -104,6 +112,35 @@ static bool fill_parts(struct attempt *a, const struct core_start *s, int per_no
         }
     }
     return true;
+}
+
+/* Those that have ranks are taken by the attempt now; the others are held beside it. */
+static void take_nodes(struct core *c, struct job *job, struct attempt *a, const struct core_start *s)
+{
+    for (int i = 0; i < s->n_nodes - s->n_spares; i++)
+        node_holding(s->nodes[i], job->id, a->number)->reserved = false;
+    for (int i = 0; i < s->n_spares; i++) {
+        struct node *n = spare_of(s, i);
+        node_release(c, n, job->id, a->number);
+        if (spare_hold(c, job, n) && attempt_add_spare(a, n->name, strlen(n->name)))
+            node_release(c, n, job->id, 0);
+    }
+    elastic_wanted(c, job);
+}
+
+/* "; on 3 of 4 nodes, dp 3 of 4; spares n5,n6" */
+static void say_nodes(const struct job *job, struct attempt *a, char *out, size_t cap)
+{
+    char *spares = attempt_spares(a);
+    const Boost__JobSpec *spec = core_attempt_spec(job, a);
+    size_t used = 0;
+    out[0] = '\0';
+    if (a->n_parts < job_nodes(job) && spec)
+        used = (size_t)snprintf(out, cap, "; on %d of %d nodes, dp %d of %d", a->n_parts, job_nodes(job),
+                                spec->parallel->dp, job->resolved->parallel->dp);
+    if (spares && used < cap)
+        snprintf(out + used, cap - used, "; spare%s %.200s", a->n_spares == 1 ? "" : "s", spares);
+    free(spares);
 }
 
 static bool any_damaged(const struct job *job)
@@ -140,8 +177,7 @@ void start_commit(struct core *c, struct job *job)
     a->start_mono = a->progress_mono = now_mono(c);
     a->rendezvous_due = a->start_mono + c->rendezvous_ns;
     due_at(c, c->parked ? 0 : a->rendezvous_due);
-    for (int i = 0; i < s->n_nodes; i++)
-        node_holding(s->nodes[i], job->id, a->number)->reserved = false;
+    take_nodes(c, job, a, s);
     if (!job->started_ns)
         job->started_ns = a->start_ns;
     job->starting = NULL;
@@ -151,20 +187,22 @@ void start_commit(struct core *c, struct job *job)
     job_reason(job, REASON(NONE), "%s", "");
     mark_attempt(c, job, a);
     job_fire(c, job, EV_PLACED);
-    due_at(c, job_time_limit_due(c, job));
+    due_at(c, job_time_limit_due(job));
     char *placement = attempt_placement(a);
+    char nodes[320];
+    say_nodes(job, a, nodes, sizeof nodes);
     if (from)
         add_event(c, job, a->number, NULL, "controller", "started",
-                  "attempt %d on %s, from the checkpoint of step %" PRId64, a->number, placement ? placement : "?",
-                  from->step);
+                  "attempt %d on %s, from the checkpoint of step %" PRId64 "%s", a->number, placement ? placement : "?",
+                  from->step, nodes);
     else if (init_path(job->resolved))
-        add_event(c, job, a->number, NULL, "controller", "started", "attempt %d on %s, from %s%s", a->number,
+        add_event(c, job, a->number, NULL, "controller", "started", "attempt %d on %s, from %s%s%s", a->number,
                   placement ? placement : "?", init_weights_only(job->resolved) ? "the weights of " : "",
-                  init_path(job->resolved));
+                  init_path(job->resolved), nodes);
     else
-        add_event(c, job, a->number, NULL, "controller", "started", "attempt %d on %s, from the initial weights%s",
+        add_event(c, job, a->number, NULL, "controller", "started", "attempt %d on %s, from the initial weights%s%s",
                   a->number, placement ? placement : "?",
-                  any_damaged(job) ? ": no committed checkpoint of it verifies" : "");
+                  any_damaged(job) ? ": no committed checkpoint of it verifies" : "", nodes);
     free(placement);
 }
 
@@ -181,10 +219,8 @@ static void init_damaged(struct core *c, struct job *job, const struct task *t, 
     job_reason(job, REASON(DataError),
                "checkpoint.init_from does not verify on %s: %.400s; release with: boostctl release %" PRId64,
                t->node->name, why, job->id);
-    bool live = job_state_live(job->state);
     job_fire(c, job, EV_HOLD);
-    if (!live)
-        attempt_say_end(c, job, job->n_attempts);
+    attempt_say_end(c, job, job->n_attempts);
 }
 
 static void verified(struct core *c, struct task *t, int rc, const struct error *err, const Boost__TaskReply *reply)
@@ -270,12 +306,12 @@ static void skip_numbers(struct core *c, struct job *job)
     }
 }
 
-void start_begin(struct core *c, struct job *job, struct node **nodes)
+void start_begin(struct core *c, struct job *job, struct node **nodes, int n)
 {
+    spares_release(c, job); /* of the attempt before: those of this one are among `nodes` */
     skip_numbers(c, job);
     struct core_start *s = calloc(1, sizeof *s);
     bool held = s != NULL;
-    int n = job_nodes(job);
     for (int i = 0; held && i < n; i++) {
         struct holding *h =
             node_hold(nodes[i], job->id, job->n_attempts + 1, spec_pool(job->resolved), job_devices_per_node(job));
@@ -288,14 +324,21 @@ void start_begin(struct core *c, struct job *job, struct node **nodes)
         start_later(c, job, out_of_memory);
         return;
     }
-    *s = (struct core_start){.nodes = nodes, .n_nodes = n, .since = now_mono(c)};
+    *s = (struct core_start){
+        .nodes = nodes, .n_nodes = n, .n_spares = n > job_nodes(job) ? n - job_nodes(job) : 0, .since = now_mono(c)};
     job->starting = s;
     job->start_retry_due = 0;
+    job_busy(c, job);
     if (!held) {
         start_later(c, job, out_of_memory);
         return;
     }
-    s->candidate = checkpoints_newest(job, NULL);
+    found_search(c, job);
+}
+
+void start_searched(struct core *c, struct job *job)
+{
+    job->starting->candidate = checkpoints_newest(job, NULL);
     shared_prove(c, job);
 }
 
@@ -320,7 +363,7 @@ static bool send_start(struct core *c, struct job *job, struct attempt *a, struc
     start.has_rendezvous_timeout_ms = start.has_threads_per_rank = true;
     start.job = job->id;
     start.attempt = a->number;
-    start.spec = job->resolved;
+    start.spec = (Boost__JobSpec *)(uintptr_t)core_attempt_spec(job, a);
     start.store_id = store_id;
     start.world = a->world;
     start.ranks = part->ranks;
@@ -350,7 +393,7 @@ static bool send_start(struct core *c, struct job *job, struct attempt *a, struc
     body.start = &start;
     m.body_case = BOOST__CONTROLLER_MESSAGE__BODY_START;
     m.start = &body;
-    bool sent = dir && send_to(c, n, &m);
+    bool sent = dir && start.spec && send_to(c, n, &m);
     free(dir);
     return sent;
 }

@@ -225,6 +225,30 @@ static struct sched_runner runner_of(struct core *c, const struct job *job)
     return r;
 }
 
+/* One more task of its array runs. */
+static void array_runs(struct core *c, const struct job *job)
+{
+    struct job *first = job->array_limit ? core_job(c, job->array_job) : NULL;
+    if (!first)
+        return;
+    if (first->array_picture != c->pictures)
+        first->array_running = 0;
+    first->array_picture = c->pictures;
+    first->array_running++;
+}
+
+static bool array_keeps(struct core *c, const struct job *job, char *text, size_t cap)
+{
+    const struct job *first = job->array_limit ? core_job(c, job->array_job) : NULL;
+    int running = first && first->array_picture == c->pictures ? first->array_running : 0;
+    if (!first || running < job->array_limit)
+        return false;
+    if (text)
+        snprintf(text, cap, "array limit: %d of %d tasks of array %" PRId64 " run", running, job->array_limit,
+                 job->array_job);
+    return true;
+}
+
 static int runner_index(struct core *c, struct picture *p, struct job *job)
 {
     if (job->picture == c->pictures)
@@ -237,21 +261,21 @@ static int runner_index(struct core *c, struct picture *p, struct job *job)
     p->running[p->n_runners] = job;
     job->picture = c->pictures;
     job->runner = p->n_runners;
-    job->share->running += !job->pending.in || job->starting;
     return p->n_runners++;
 }
 
-static int64_t holding_mib(const struct node *n, const struct holding *h)
+/* Whose it is, and what of the job's request counts here. */
+static void look_up(struct core *c, const struct node *n, struct holding *h)
 {
-    int64_t each = h->of->resolved->resources ? h->of->resolved->resources->memory_mib : 0;
-    if (each > 0)
-        return each * h->slots;
-    return h->pool == SCHED_CPU && n->cpu_slots > 0 ? n->memory_mib * h->slots / n->cpu_slots : 0;
-}
-
-static bool is_exclusive(const struct job *job)
-{
-    return job->resolved->resources && job->resolved->resources->exclusive;
+    h->of = core_job(c, h->job);
+    if (!h->of)
+        return;
+    const Boost__Resources *r = h->of->resolved->resources;
+    h->exclusive = r && r->exclusive;
+    if (r && r->memory_mib > 0)
+        h->mib = r->memory_mib * h->slots;
+    else
+        h->mib = h->pool == SCHED_CPU && n->cpu_slots > 0 ? n->memory_mib * h->slots / n->cpu_slots : 0;
 }
 
 /* What is taken of node i, and by whom. */
@@ -262,17 +286,16 @@ static bool add_holdings(struct core *c, struct picture *p, int i)
     for (int k = 0; k < n->n_holdings; k++) {
         struct holding *h = &n->holdings[k];
         if (!h->of)
-            h->of = core_job(c, h->job);
+            look_up(c, n, h);
         s->used = true;
         if (!h->of)
             continue;
         struct job *job = h->of;
-        bool exclusive = is_exclusive(job);
-        int64_t mib = holding_mib(n, h);
-        s->free_mib -= mib;
-        for (int pool = 0; exclusive && pool < SCHED_POOLS; pool++)
+        s->free_mib -= h->mib;
+        for (int pool = 0; h->exclusive && pool < SCHED_POOLS; pool++)
             s->free[pool] = 0;
-        bool old = job->pending.in && !job->starting; /* of an attempt before the one that it waits for */
+        /* Of an attempt before the one that it waits for; its spares are for that one. */
+        bool old = job->pending.in && !job->starting && !h->spare;
         job->share->devices += old ? 0 : h->slots;
         if (old) { /* attempt k+1 does not go where attempt k is not confirmed dead */
             if (!room((void **)&p->avoided, p->n_avoided, &p->cap_avoided, sizeof *p->avoided))
@@ -284,7 +307,7 @@ static bool add_holdings(struct core *c, struct picture *p, int i)
             continue; /* nobody knows whether it ever comes free */
         if (runner < 0 || !room((void **)&p->held, p->n_held, &p->cap_held, sizeof *p->held))
             return false;
-        p->held[p->n_held++] = (struct sched_held){i, runner, h->pool, h->slots, mib, exclusive};
+        p->held[p->n_held++] = (struct sched_held){i, runner, h->pool, h->slots, h->mib, h->exclusive};
     }
     return true;
 }
@@ -368,6 +391,11 @@ static struct picture *picture_make(struct core *c)
     for (int i = 0; i < c->n_shares; i++)
         c->shares[i]->devices = c->shares[i]->running = 0;
     c->pictures++;
+    for (const struct job *job = c->busy.head; job; job = job->busy.next)
+        if (job->starting || job_live_attempt(job)) {
+            job->share->running++;
+            array_runs(c, job);
+        }
     if (p && add_nodes(c, p))
         p->sched = sched_new(p->nodes, p->n, p->runners, p->n_runners, p->held, p->n_held, now_mono(c));
     if (!p || !p->sched) {
@@ -434,7 +462,7 @@ static bool is_kept(struct core *c, const struct job *job, struct sched_answer *
     }
     if (job_depends(c, job, text, sizeof answer.text) != DEPEND_MET)
         kept(out, REASON(Dependency));
-    else if (limit_keeps(c, job, text, sizeof answer.text))
+    else if (array_keeps(c, job, text, sizeof answer.text) || limit_keeps(c, job, text, sizeof answer.text))
         kept(out, REASON(UserLimit));
     else
         return false;
@@ -472,20 +500,37 @@ static bool without_refusals(struct core *c, const struct picture *p, const stru
     return r->n_avoid > before;
 }
 
+/* Elsewhere first than where the job was refused. */
+static enum sched_verdict place(struct core *c, const struct picture *p, const struct job *job,
+                                const struct sched_request *r, int *index)
+{
+    struct sched_request elsewhere = *r;
+    enum sched_verdict v = SCHED_WAIT;
+    if (without_refusals(c, p, job, &elsewhere))
+        v = sched_place(p->sched, &elsewhere, index);
+    return v == SCHED_PLACED ? v : sched_place(p->sched, r, index);
+}
+
 /* Places one job or makes it wait; what it was given in devices. */
 static int try_job(struct core *c, struct picture *p, struct job *job)
 {
     struct sched_request r = request_of_job(c, p, job);
     int64_t when;
-    int *index = calloc((size_t)r.nodes, sizeof *index);
-    struct node **nodes = index ? calloc((size_t)r.nodes, sizeof(struct node *)) : NULL;
-    struct sched_request elsewhere = r;
-    enum sched_verdict v = SCHED_WAIT;
-    if (nodes && without_refusals(c, p, job, &elsewhere))
-        v = sched_place(p->sched, &elsewhere, index);
-    if (nodes && v != SCHED_PLACED)
-        v = sched_place(p->sched, &r, index);
-    int given = 0;
+    int n = elastic_most(job), given = 0;
+    int *index = calloc((size_t)n, sizeof *index);
+    struct node **nodes = index ? calloc((size_t)n, sizeof(struct node *)) : NULL;
+    enum sched_verdict v = SCHED_WAIT, whole = SCHED_WAIT;
+    int asked = n; /* the fewest that are all of its nodes */
+    while (nodes && n > 0) {
+        r.nodes = n;
+        v = place(c, p, job, &r, index);
+        if (n >= job_nodes(job)) {
+            whole = v;
+            asked = n;
+        }
+        n = v == SCHED_PLACED ? 0 : elastic_fewer(c, job, n, v);
+    }
+    r.nodes = v == SCHED_PLACED ? r.nodes : asked;
     if (!nodes) {
         start_later(c, job, out_of_memory);
     } else if (v == SCHED_PLACED) {
@@ -494,11 +539,12 @@ static int try_job(struct core *c, struct picture *p, struct job *job)
         given = r.nodes * r.devices_per_node;
         job->share->devices += given;
         job->share->running++;
-        start_begin(c, job, nodes);
+        array_runs(c, job);
+        start_begin(c, job, nodes, r.nodes);
         nodes = NULL;
-    } else if (v == SCHED_WAIT && sched_failed(p->sched)) {
+    } else if (whole == SCHED_WAIT && sched_failed(p->sched)) {
         start_later(c, job, out_of_memory);
-    } else if (v == SCHED_WAIT && sched_head(p->sched, r.pool, &when) < 0) {
+    } else if (whole == SCHED_WAIT && sched_head(p->sched, r.pool, &when) < 0) {
         sched_reserve(p->sched, &r);
         if (c->preempt)
             preempt_for(c, p, &r, job);
@@ -506,6 +552,85 @@ static int try_job(struct core *c, struct picture *p, struct job *job)
     free(nodes);
     free(index);
     return given;
+}
+
+/* ---- spares, and jobs on fewer nodes (core_elastic.c) ------------------------------------------ */
+
+/* Jobs that are to go on and hold spare nodes: these are free for them, and nobody comes before them. NULL-ended;
+ * NULL: none. */
+static struct job **free_spares(struct core *c)
+{
+    int n = 0;
+    struct job **list = NULL;
+    for (struct job *job = c->spares_used ? c->active.head : NULL; job; job = job->active.next) {
+        if (!job->pending.in || job->starting || job->unsettled || !job_has_spares(job))
+            continue;
+        if (job->start_retry_due > now_mono(c))
+            continue;
+        struct job **more = realloc(list, (size_t)(n + 2) * sizeof(struct job *));
+        if (!more)
+            break;
+        list = more;
+        list[n++] = job;
+        list[n] = NULL;
+        spares_release(c, job);
+    }
+    return list;
+}
+
+/* So many more nodes for a job that runs, beside those that it has. */
+static bool place_more(struct core *c, struct picture *p, struct job *job, int nodes, int *index)
+{
+    struct sched_request r = request_of_job(c, p, job);
+    r.nodes = nodes;
+    r.n_avoid = 0;
+    for (int i = 0; i < p->n; i++) {
+        bool own = false;
+        for (int k = 0; k < p->of[i]->n_holdings; k++)
+            own = own || p->of[i]->holdings[k].job == job->id;
+        if (own)
+            p->scratch[r.n_avoid++] = i;
+    }
+    r.avoid = p->scratch;
+    return sched_place(p->sched, &r, index) == SCHED_PLACED;
+}
+
+static void grow(struct core *c, struct picture *p, struct job *job, int *index)
+{
+    int has = job_live_attempt(job)->n_parts;
+    for (int n = job_nodes(job); (n = elastic_more(job, has, n)) > 0; n--)
+        if (place_more(c, p, job, n - has, index)) {
+            elastic_grow(c, job, n);
+            return;
+        }
+}
+
+static void add_spares(struct core *c, struct picture *p, struct job *job, int *index)
+{
+    struct attempt *a = job_live_attempt(job);
+    while (a->n_spares < job_spares(job) && !c->n_pending[spec_pool(job->resolved)] &&
+           place_more(c, p, job, 1, index) && spare_add(c, job, p->of[*index]))
+        ;
+}
+
+static void elastic_pass(struct core *c, struct picture *p)
+{
+    int *index = c->elastic ? calloc((size_t)p->n + 1, sizeof *index) : NULL;
+    c->elastic = c->elastic && !index;
+    for (struct job *job = index ? c->active.head : NULL, *next; job; job = next) {
+        next = job->active.next;
+        struct attempt *a = job_live_attempt(job);
+        bool runs = a && !a->kill && (job->state == STATE(STARTING) || job->state == STATE(RUNNING));
+        if (!runs)
+            continue;
+        if (job->may_grow)
+            grow(c, p, job, index);
+        else
+            add_spares(c, p, job, index);
+        job->may_grow = false;
+        elastic_wanted(c, job);
+    }
+    free(index);
 }
 
 static bool any_open(const struct picture *p)
@@ -527,8 +652,13 @@ void schedule_pass(struct core *c)
 {
     if (core_settling(c))
         return;
+    struct job **first = free_spares(c);
     struct picture *p = picture_make(c);
     struct turns t = {0};
+    for (int i = 0; p && first && first[i]; i++)
+        if (!is_kept(c, first[i], NULL))
+            (void)try_job(c, p, first[i]);
+    free(first);
     if (!p || !turns_init(c, &t)) {
         core_log_line(c, CORE_LOG_ERROR, "out of memory: no job is placed now");
         c->schedule_due = now_mono(c) + CORE_RETRY_NS;
@@ -545,6 +675,8 @@ void schedule_pass(struct core *c)
         turns_next(c, &t, priority, after, given);
         job = turns_job(&t);
     }
+    if (p)
+        elastic_pass(c, p);
     free(t.heap);
 }
 
@@ -555,7 +687,8 @@ void queue_settled(struct core *c, struct job *job)
     enum sched_pool pool = spec_pool(job->resolved);
     int64_t head = p ? sched_head(p->sched, pool, &when) : -1;
     const struct job *first = head > 0 ? core_job(c, head) : NULL;
-    if (c->schedule || !first || !first->pending.in) {
+    /* What an elastic job can have, the picture does not tell by itself: fewer nodes, and its own spares. */
+    if (c->schedule || !first || !first->pending.in || job_is_elastic(job)) {
         c->schedule = true;
         return;
     }

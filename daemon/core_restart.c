@@ -133,11 +133,13 @@ static int restart_live(struct core *c, struct job *job, const Boost__JobSpec *s
     job_reason(job, REASON(NONE), "restarted by %s%s, %s", actor, spec ? " with changes" : "", where);
     add_event(c, job, job->n_attempts, NULL, actor, "restart", "to be restarted%s, %s; at step %" PRId64,
               spec ? " with changes" : "", where, job->step < 0 ? 0 : job->step);
+    const struct attempt *a = job_live_attempt(job);
     if (queued)
         job_take_changes(c, job);
     else
         job_fire(c, job, held ? EV_RELEASE : EV_RESTART);
-    const struct attempt *a = job_live_attempt(job);
+    if (!a && job->state == STATE(RECOVERING))
+        attempt_say_end(c, job, job->n_attempts);
     if (a && a->grace_due)
         snprintf(x->text, sizeof x->text,
                  "finishes its step, checkpoints (at most %.0f s), then goes on in attempt %d, %s",

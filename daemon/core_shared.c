@@ -83,7 +83,13 @@ static void answered(struct core *c, struct task *t, int rc, const struct error 
     if (at > 0 && !rc)
         remember(job, s->nodes[at]->name);
     /* Whatever else is wrong with the directory the attempt's own preflight says better. */
-    if (!rc && ++s->proving < s->n_nodes) {
+    if (!rc) {
+        bool first = proven(job, s->nodes[0]->name); /* then who has passed before has seen what it sees */
+        do
+            s->proving++;
+        while (first && s->proving < s->n_nodes && proven(job, s->nodes[s->proving]->name));
+    }
+    if (!rc && s->proving < s->n_nodes) {
         ask(c, job, s->proving, BOOST__PROVE_SHARED__WHAT__LOOK);
         return;
     }

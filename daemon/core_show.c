@@ -1,4 +1,4 @@
-/* What people see: summaries, show, checkpoints, nodes, totals. Nothing here changes anything. */
+/* What people see of jobs: summaries, show, checkpoints. Nothing here changes anything. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -39,6 +39,8 @@ static char *node_line(const struct job *job, struct arena *mem)
     char *line = NULL;
     for (int p = 0; a && p < a->n_parts; p++)
         line = line ? arena_printf(mem, "%s,%s", line, a->parts[p].node) : arena_strdup(mem, a->parts[p].node);
+    if (line && a->n_parts < job_nodes(job))
+        line = arena_printf(mem, "%s (%d of %d nodes)", line, a->n_parts, job_nodes(job));
     return line ? line : arena_strdup(mem, "");
 }
 
@@ -83,15 +85,6 @@ static void wait_add(struct waits *w, char *name, int64_t since, int64_t limit_d
     w->list[w->n++] = x;
 }
 
-/* Whether something is to be over there before its ranks can be. */
-static bool part_waits(const struct attempt *a, const struct attempt_part *part)
-{
-    for (int i = 0; i < part->n_ranks; i++)
-        if (a->ranks[part->ranks[i]].heard)
-            return false;
-    return part->doing && *part->doing && !a->kill;
-}
-
 static void waits_of_attempt(struct waits *w, const struct job *job, const struct attempt *a)
 {
     for (int p = 0; p < a->n_parts; p++) {
@@ -107,12 +100,15 @@ static void waits_of_attempt(struct waits *w, const struct job *job, const struc
                      n->last_seen + w->c->node_timeout_ns);
         else if (h && h->kill_due)
             wait_add(w, arena_printf(w->mem, "kill confirmed by %s", n->name), h->kill_from, h->kill_due);
-        else if (part_waits(a, &a->parts[p]))
+        else if (part_prepares(a, &a->parts[p]))
             wait_add(w, arena_printf(w->mem, "%s on %s", a->parts[p].doing, n->name), a->start_mono, 0);
         else if (a->kill)
             wait_add(w, arena_printf(w->mem, "kill to be sent to %s", n->name),
                      a->failing_mono ? a->failing_mono : a->start_mono, 0);
     }
+    if (a->hang_due)
+        wait_add(w, arena_strdup(w->mem, "other ranks that hang, to tell which one holds them up"),
+                 a->hang_due - CORE_CAUSE_NS, a->hang_due);
     if (a->failing && !a->decided)
         wait_add(w, arena_strdup(w->mem, "ends of the other ranks, to tell the first"), a->failing_mono, 0);
     if (a->rendezvous_due)
@@ -158,6 +154,9 @@ static void waits_of(struct waits *w, const struct job *job)
                  arena_printf(w->mem, "checkpoint of step %" PRId64 " verified by %s", job->starting->candidate->step,
                               job->starting->nodes[0]->name),
                  job->starting->since, job->starting->since + CORE_VERIFY_NS);
+    else if (job->starting)
+        wait_add(w, arena_printf(w->mem, "checkpoint.init_from verified by %s", job->starting->nodes[0]->name),
+                 job->starting->since, job->starting->since + CORE_VERIFY_NS);
     if (job->backoff_due)
         wait_add(w, arena_strdup(w->mem, "back-off"), job->backoff_from, job->backoff_due);
     if (a)
@@ -178,7 +177,8 @@ static const char *preparing(const struct job *job)
 static char *recovering_line(struct core *c, const struct job *job, struct arena *mem)
 {
     char *why = first_line(mem, job->reason_text);
-    char from[64] = "from the beginning";
+    char from[64];
+    snprintf(from, sizeof from, "from %s", init_path(job->resolved) ? "where it first began" : "the beginning");
     if (job->checkpoint_step >= 0)
         snprintf(from, sizeof from, "from step %" PRId64, job->checkpoint_step);
     if (!why)
@@ -298,12 +298,15 @@ Boost__JobSummary *core_summary(struct core *c, const struct job *job, struct ar
     s->mfu = job->mfu;
     s->has_attempt = job->n_attempts > 0;
     s->attempt = job->n_attempts;
-    s->devices = job_nodes(job) * job_devices_per_node(job);
+    s->devices = live ? live->world : job_nodes(job) * job_devices_per_node(job);
     s->n_nodes = (size_t)node_names(job, arena, &s->nodes);
     s->elapsed_s = elapsed(c, job);
     s->has_last_checkpoint_step = job->checkpoint_step >= 0;
     s->last_checkpoint_step = job->checkpoint_step;
     s->priority = job->priority;
+    s->has_array_job = s->has_array_index = job->array_job != 0;
+    s->array_job = job->array_job;
+    s->array_index = job->array_index;
     s->submitted_wall_ns = job->submitted_ns;
     s->has_ended_wall_ns = job->ended_ns != 0;
     s->ended_wall_ns = job->ended_ns;
@@ -311,7 +314,7 @@ Boost__JobSummary *core_summary(struct core *c, const struct job *job, struct ar
     return s->name && s->user && s->info ? s : NULL;
 }
 
-static Boost__AttemptInfo *attempt_info(const struct attempt *a, struct arena *mem)
+static Boost__AttemptInfo *attempt_info(const struct job *job, struct attempt *a, struct arena *mem)
 {
     Boost__AttemptInfo *x = arena_alloc(mem, sizeof *x);
     if (!x)
@@ -330,6 +333,14 @@ static Boost__AttemptInfo *attempt_info(const struct attempt *a, struct arena *m
     if (!x->nodes)
         return NULL;
     x->n_nodes = (size_t)a->n_parts;
+    x->has_devices = true;
+    x->devices = a->world;
+    const Boost__JobSpec *spec = core_attempt_spec(job, a);
+    x->has_dp = spec && spec->parallel;
+    x->dp = x->has_dp ? spec->parallel->dp : 0;
+    x->spares = arena_alloc(mem, (size_t)(a->n_spares + 1) * sizeof *x->spares);
+    for (int i = 0; x->spares && i < a->n_spares; i++)
+        x->spares[x->n_spares++] = arena_strdup(mem, a->spares[i]);
     for (int p = 0; p < a->n_parts; p++)
         x->nodes[p] = arena_strdup(mem, a->parts[p].node);
     return x;
@@ -369,9 +380,6 @@ static bool checkpoint_list(const struct job *job, struct arena *mem, Boost__Che
     return *out != NULL;
 }
 
-static bool device_list(const struct node *n, const struct job *job, struct arena *mem, Boost__DeviceInfo ***list,
-                        size_t *count);
-
 Boost__ShowReply *core_show(struct core *c, const struct job *job, struct arena *arena)
 {
     Boost__ShowReply *s = arena_alloc(arena, sizeof *s);
@@ -388,7 +396,7 @@ Boost__ShowReply *core_show(struct core *c, const struct job *job, struct arena 
     if (!s->summary || !s->attempts || !checkpoint_list(job, arena, &s->checkpoints, &s->n_checkpoints))
         return NULL;
     for (int i = 0; i < job->n_attempts; i++) {
-        s->attempts[i] = attempt_info(job->attempts[i], arena);
+        s->attempts[i] = attempt_info(job, job->attempts[i], arena);
         if (!s->attempts[i])
             return NULL;
         s->n_attempts++;
@@ -397,7 +405,7 @@ Boost__ShowReply *core_show(struct core *c, const struct job *job, struct arena 
     const struct attempt *live = job_live_attempt(job);
     for (int p = 0; live && p < live->n_parts; p++) {
         const struct node *n = node_find(c, live->parts[p].node);
-        if (n && !device_list(n, job, arena, &s->devices, &s->n_devices))
+        if (n && !show_devices(n, job, arena, &s->devices, &s->n_devices))
             return NULL;
     }
     if (w.failed || !pace_show(job, arena, s))
@@ -424,181 +432,4 @@ Boost__CheckpointsReply *core_checkpoints(struct core *c, const struct job *job,
     r->has_job = true;
     r->job = job->id;
     return checkpoint_list(job, arena, &r->checkpoints, &r->n_checkpoints) ? r : NULL;
-}
-
-static Boost__DeviceInfo *device_info(const Boost__DeviceInfo *d, const char *node, struct arena *mem)
-{
-    Boost__DeviceInfo *x = arena_alloc(mem, sizeof *x);
-    if (!x)
-        return NULL;
-    *x = *d;
-    x->base.n_unknown_fields = 0;
-    x->base.unknown_fields = NULL;
-    /* The core's copy may go before the answer has. */
-    x->uuid = arena_strdup(mem, d->uuid ? d->uuid : "");
-    x->name = arena_strdup(mem, d->name ? d->name : "");
-    x->pci_bus_id = arena_strdup(mem, d->pci_bus_id ? d->pci_bus_id : "");
-    x->trouble = arena_strdup(mem, d->trouble ? d->trouble : "");
-    x->note = arena_strdup(mem, d->note ? d->note : "");
-    x->node = node ? arena_strdup(mem, node) : NULL;
-    return x->uuid && x->name && x->pci_bus_id && x->trouble && x->note ? x : NULL;
-}
-
-/* Appends the node's GPUs to (*list)[*count..], only the job's when it is not NULL; false: out of memory. */
-static bool device_list(const struct node *n, const struct job *job, struct arena *mem, Boost__DeviceInfo ***list,
-                        size_t *count)
-{
-    size_t add = n->devices ? n->devices->n_devices : 0;
-    Boost__DeviceInfo **all = arena_alloc(mem, (*count + add + 1) * sizeof *all);
-    if (!all)
-        return false;
-    if (*count)
-        memcpy(all, *list, *count * sizeof *all);
-    *list = all;
-    for (size_t i = 0; i < add; i++) {
-        const Boost__DeviceInfo *d = n->devices->devices[i];
-        if (job && (d->job != job->id || d->attempt != job->n_attempts))
-            continue;
-        all[*count] = device_info(d, job ? n->name : NULL, mem);
-        if (!all[(*count)++])
-            return false;
-    }
-    return true;
-}
-
-/* "gpu 3: Xid 79 (...); gpu 4: ..." behind what is there already. */
-static char *with_trouble(const struct node *n, char *reason, struct arena *mem)
-{
-    int last = -1;
-    for (size_t i = 0; reason && n->devices && i < n->devices->n_devices; i++) {
-        const Boost__DeviceInfo *d = n->devices->devices[i];
-        if (d->trouble && *d->trouble && d->index != last)
-            reason = arena_printf(mem, "%s%sgpu %d: %s", reason, *reason ? "; " : "", d->index, d->trouble);
-        last = d->index;
-    }
-    return reason;
-}
-
-/* What keeps devices taken without a process. */
-static char *with_epilogs(const struct node *n, char *reason, struct arena *mem)
-{
-    for (int i = 0; reason && i < n->n_holdings; i++)
-        if (n->holdings[i].epilog)
-            reason = arena_printf(mem, "%s%sthe epilog of %" PRId64 ".%d runs", reason, *reason ? "; " : "",
-                                  n->holdings[i].job, n->holdings[i].attempt);
-    return reason;
-}
-
-/* Lists of what the node has told are shown as they are: they live as long as the reply is made. */
-static void add_told(const struct node *n, Boost__NodeInfo *x)
-{
-    if (n->told) {
-        x->n_label = n->told->n_label;
-        x->label = n->told->label;
-        x->n_env = n->told->n_env;
-        x->env = n->told->env;
-        x->switch_ = n->told->switch_ && *n->told->switch_ ? n->told->switch_ : NULL;
-    }
-    if (n->health) {
-        x->n_failed_checks = n->health->n_failed;
-        x->failed_checks = n->health->failed;
-        x->has_health_pending = n->health->pending;
-        x->health_pending = n->health->pending;
-    }
-    if (n->admin != ADMIN(NONE)) {
-        x->admin_by = n->admin_by && *n->admin_by ? n->admin_by : NULL;
-        x->has_admin_wall_ns = n->admin_ns > 0;
-        x->admin_wall_ns = n->admin_ns;
-    }
-    x->has_cores = n->cores > 0;
-    x->cores = n->cores;
-}
-
-static Boost__NodeInfo *node_info(struct core *c, const struct node *n, struct arena *mem)
-{
-    Boost__NodeInfo *x = arena_alloc(mem, sizeof *x);
-    if (!x)
-        return NULL;
-    boost__node_info__init(x);
-    x->has_liveness = x->has_admin = x->has_devices = x->has_devices_busy = x->has_memory_mib = true;
-    x->name = arena_strdup(mem, n->name);
-    x->liveness = n->liveness;
-    x->admin = n->admin;
-    x->reason = arena_strdup(mem, n->admin_reason ? n->admin_reason : "");
-    x->has_drain_in_s = n->drain_due != 0;
-    x->drain_in_s = n->drain_due ? seconds(n->drain_due - now_mono(c)) : 0;
-    x->has_cpu_slots = x->has_cpu_slots_busy = true;
-    x->cpu_slots = n->cpu_slots;
-    x->cpu_slots_busy = node_busy(n, SCHED_CPU);
-    x->devices = n->gpus ? n->gpus : n->cpu_slots;
-    x->devices_busy = node_busy(n, n->gpus ? SCHED_GPU : SCHED_CPU);
-    x->device_kind = arena_strdup(mem, n->gpus && n->gpu_name && *n->gpu_name ? n->gpu_name : n->gpus ? "gpu" : "cpu");
-    x->driver = n->devices && n->devices->driver ? arena_strdup(mem, n->devices->driver) : NULL;
-    if (!device_list(n, NULL, mem, &x->gpus, &x->n_gpus))
-        return NULL;
-    x->memory_mib = n->memory_mib;
-    add_told(n, x);
-    x->has_last_seen_s = n->registered;
-    x->last_seen_s = seconds(now_mono(c) - n->last_seen);
-    x->version = arena_strdup(mem, n->version ? n->version : "");
-    x->address = arena_strdup(mem, n->data_address ? n->data_address : "");
-    x->jobs = arena_alloc(mem, (size_t)(n->n_holdings + 1) * sizeof *x->jobs);
-    for (int i = 0; x->jobs && i < n->n_holdings; i++)
-        if (n->holdings[i].job > 0)
-            x->jobs[x->n_jobs++] = n->holdings[i].job;
-        else if (x->reason && !*x->reason) /* of another store: see rebuild_holdings() */
-            x->reason = arena_printf(mem, "job %" PRId64 " of another controller has %d device%s until it ends",
-                                     -n->holdings[i].job, n->holdings[i].slots, n->holdings[i].slots == 1 ? "" : "s");
-    x->reason = with_epilogs(n, with_trouble(n, x->reason, mem), mem);
-    return x->name && x->reason && x->device_kind && x->version && x->address && x->jobs ? x : NULL;
-}
-
-Boost__NodesReply *core_nodes(struct core *c, struct arena *arena)
-{
-    Boost__NodesReply *r = arena_alloc(arena, sizeof *r);
-    size_t n = 0;
-    for (struct node *x = c->nodes; x; x = x->next)
-        n++;
-    if (!r)
-        return NULL;
-    boost__nodes_reply__init(r);
-    r->nodes = arena_alloc(arena, (n + 1) * sizeof *r->nodes);
-    if (!r->nodes)
-        return NULL;
-    for (struct node *x = c->nodes; x; x = x->next) {
-        r->nodes[r->n_nodes] = node_info(c, x, arena);
-        if (!r->nodes[r->n_nodes++])
-            return NULL;
-    }
-    return r;
-}
-
-Boost__Totals *core_totals(struct core *c, struct arena *arena)
-{
-    Boost__Totals *t = arena_alloc(arena, sizeof *t);
-    if (!t)
-        return NULL;
-    boost__totals__init(t);
-    t->has_running = t->has_recovering = t->has_queued = t->has_held = t->has_nodes_up = t->has_nodes_down = true;
-    t->has_nodes_draining = t->has_devices = t->has_devices_busy = true;
-    t->has_cpu_slots = t->has_cpu_slots_busy = true;
-    for (struct job *job = c->active.head; job; job = job->active.next) {
-        t->running += job->state == STATE(RUNNING) || job->state == STATE(STARTING) || job->state == STATE(STOPPING);
-        t->recovering += job->state == STATE(RECOVERING);
-        t->queued += job->state == STATE(QUEUED);
-        t->held += job->state == STATE(HELD);
-    }
-    for (struct node *n = c->nodes; n; n = n->next) {
-        bool up = n->liveness == LIVENESS(UP) || n->liveness == LIVENESS(SUSPECT);
-        t->nodes_up += up;
-        t->nodes_down += n->liveness == LIVENESS(DOWN);
-        t->nodes_draining += n->admin == ADMIN(DRAINING) || n->admin == ADMIN(DRAINED);
-        if (!up)
-            continue;
-        t->devices += n->gpus ? n->gpus : n->cpu_slots;
-        t->devices_busy += node_busy(n, n->gpus ? SCHED_GPU : SCHED_CPU);
-        t->cpu_slots += n->gpus ? n->cpu_slots : 0;
-        t->cpu_slots_busy += n->gpus ? node_busy(n, SCHED_CPU) : 0;
-    }
-    return t;
 }

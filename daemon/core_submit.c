@@ -8,14 +8,21 @@
 #include "proto/reflect.h"
 #include "worker/plan/plan.h"
 
+/* One job, or the tasks of an array: all are taken, or none. */
 struct submit {
-    Boost__JobSpec *spec, *resolved;
+    struct submit_task {
+        Boost__JobSpec *spec, *resolved;
+        struct job *job; /* once it is on its way to the disk */
+        int index;       /* in the array */
+    } * tasks;
+    int n, checked; /* so many have passed the preflight */
+    bool array;
+    int limit; /* of the array */
     uint32_t uid, gid;
     char *user;
     bool hold;
     core_reply_fn reply;
     void *arg;
-    struct job *job; /* once it is on its way to the disk */
     bool replied;
 };
 
@@ -24,10 +31,13 @@ static const char submit_again[] = "running jobs go on; submit again when the st
 static void submit_free(void *arg)
 {
     struct submit *s = arg;
-    if (s->spec)
-        boost__job_spec__free_unpacked(s->spec, NULL);
-    if (s->resolved)
-        boost__job_spec__free_unpacked(s->resolved, NULL);
+    for (int i = 0; s->tasks && i < s->n; i++) {
+        if (s->tasks[i].spec)
+            boost__job_spec__free_unpacked(s->tasks[i].spec, NULL);
+        if (s->tasks[i].resolved)
+            boost__job_spec__free_unpacked(s->tasks[i].resolved, NULL);
+    }
+    free(s->tasks);
     free(s->user);
     free(s);
 }
@@ -77,15 +87,32 @@ static int check_threads(struct core *c, const Boost__JobSpec *resolved, struct 
     return error_hint(err, "use 1 to %d, or 0 to share a node's cores evenly among its ranks", most->cores);
 }
 
+/* Fewer replicas may each need more memory: under zero 1 they share the optimizer's state. */
+static int check_fewest(const Boost__JobSpec *resolved, const struct plan_machine *machine, struct error *err)
+{
+    const Boost__Resources *r = resolved->resources;
+    Boost__JobSpec *fewest = NULL, *again = NULL;
+    if (!r || r->min_nodes >= r->nodes)
+        return ERR_OK;
+    int rc = plan_on_fewer_nodes(resolved, r->min_nodes, &fewest, err);
+    if (!rc)
+        rc = plan_resolve(fewest, machine, &again, err);
+    if (fewest)
+        boost__job_spec__free_unpacked(fewest, NULL);
+    if (again)
+        boost__job_spec__free_unpacked(again, NULL);
+    return rc ? error_context(err, "on resources.min_nodes = %d", r->min_nodes) : ERR_OK;
+}
+
 int spec_resolve(struct core *c, const Boost__JobSpec *spec, uint32_t uid, Boost__JobSpec **resolved, struct error *err)
 {
     struct plan_machine machine = machine_of(c, uid);
     *resolved = NULL;
-    int rc = plan_validate(spec, err);
-    if (!rc)
-        rc = plan_resolve(spec, &machine, resolved, err);
+    int rc = plan_resolve(spec, &machine, resolved, err); /* which validates */
     if (!rc)
         rc = check_threads(c, *resolved, err);
+    if (!rc)
+        rc = check_fewest(*resolved, &machine, err);
     if (!rc)
         rc = init_resolve(c, *resolved, err);
     if (rc && *resolved) {
@@ -95,21 +122,27 @@ int spec_resolve(struct core *c, const Boost__JobSpec *spec, uint32_t uid, Boost
     return rc;
 }
 
+static void not_taken(struct core *c, struct job *job)
+{
+    if (job_state_terminal(job->state))
+        return;
+    job_reason(job, REASON(Cancelled), "not taken: the state directory could not be written when it was submitted");
+    job_fire(c, job, EV_CANCEL_NOW);
+    add_event(c, job, 0, NULL, "controller", "cancelled", "%s", job->reason_text);
+}
+
 static void submitted(struct core *c, void *arg, int rc, const struct error *err)
 {
     struct submit *s = arg;
-    struct job *job = s->job;
-    if (rc) {
-        core_forget_job(c, job);
-        if (!s->replied)
-            s->reply(s->arg, rc, err, 0);
-    } else if (!s->replied) {
-        s->reply(s->arg, ERR_OK, NULL, job->id);
-    } else if (!job_state_terminal(job->state)) {
-        job_reason(job, REASON(Cancelled), "not taken: the state directory could not be written when it was submitted");
-        job_fire(c, job, EV_CANCEL_NOW);
-        add_event(c, job, 0, NULL, "controller", "cancelled", "%s", job->reason_text);
+    int64_t first = s->tasks[0].job->id;
+    for (int i = 0; i < s->n; i++) {
+        if (rc)
+            core_forget_job(c, s->tasks[i].job);
+        else if (s->replied)
+            not_taken(c, s->tasks[i].job);
     }
+    if (!s->replied)
+        s->reply(s->arg, rc, rc ? err : NULL, rc ? 0 : first);
 }
 
 /* The store cannot write. What the user is told must be true whenever it can again: the job does not run. */
@@ -122,60 +155,79 @@ static void submit_late(struct core *c, void *arg, const struct error *err)
     refuse(arg, &late);
 }
 
-/* Takes over s. */
-static void accept(struct core *c, struct submit *s)
+/* A job in the table, of which the store does not know yet. */
+static int add_task(struct core *c, struct submit *s, struct submit_task *t, int64_t first, struct error *err)
 {
-    struct error err;
     struct job *job = job_new();
-    if (c->store.health(c->store.arg, &err)) {
-        error_context(&err, "the job is not taken");
-        error_hint(&err, "%s", submit_again);
-        refuse(s, &err);
-        goto out;
-    }
-    if (!job) {
-        error_set(&err, ERR_NOMEM, "out of memory");
-        refuse(s, &err);
-        goto out;
-    }
-    if (init_still_there(c, s->resolved, &err)) { /* the preflight took its time */
-        refuse(s, &err);
-        goto out;
-    }
+    if (!job)
+        return error_set(err, ERR_NOMEM, "out of memory");
     job->id = c->next_job_id;
-    text_set(&job->name, s->spec->name);
+    text_set(&job->name, t->spec->name);
     text_set(&job->user, s->user);
     text_set(&job->reason_text, "");
     job->uid = s->uid;
     job->gid = s->gid;
-    job->spec = s->spec;
-    job->resolved = s->resolved;
-    s->spec = s->resolved = NULL;
+    job->spec = t->spec;
+    job->resolved = t->resolved;
+    t->spec = t->resolved = NULL;
     job->priority = job->resolved->priority;
+    if (s->array) {
+        job->array_job = first;
+        job->array_index = t->index;
+        job->array_limit = s->limit;
+    }
     job->state = s->hold ? STATE(HELD) : STATE(QUEUED);
     if (s->hold)
         job_reason(job, REASON(Held), "held at submit; release with: boostctl release %" PRId64, job->id);
     job->submitted_ns = now_wall(c);
     if (!job->name || !job->user || core_add_job(c, job)) {
-        error_set(&err, ERR_NOMEM, "out of memory");
-        refuse(s, &err);
-        goto out;
+        job_free(job);
+        return error_set(err, ERR_NOMEM, "out of memory");
     }
     c->next_job_id++;
-    s->job = job;
+    t->job = job;
+    return ERR_OK;
+}
+
+static void announce(struct core *c, const struct submit *s, struct job *job)
+{
+    char actor[128], array[64] = "";
+    snprintf(actor, sizeof actor, "uid %u (%s)", s->uid, s->user);
+    if (s->array)
+        snprintf(array, sizeof array, ", task %d of array %" PRId64, job->array_index, job->array_job);
+    int nodes = job_nodes(job), devices = job_devices_per_node(job);
     account_state(c, job);
     job_pend(c, job);
     mark_job(c, job);
-    char actor[128];
-    snprintf(actor, sizeof actor, "uid %u (%s)", s->uid, s->user);
-    int nodes = job_nodes(job), devices = job_devices_per_node(job);
-    add_event(c, job, 0, NULL, actor, "submitted", "%s: %d node%s x %d device%s, priority %d%s", job->name, nodes,
-              nodes == 1 ? "" : "s", devices, devices == 1 ? "" : "s", job->priority, s->hold ? ", held" : "");
+    add_event(c, job, 0, NULL, actor, "submitted", "%s: %d node%s x %d device%s, priority %d%s%s", job->name, nodes,
+              nodes == 1 ? "" : "s", devices, devices == 1 ? "" : "s", job->priority, array, s->hold ? ", held" : "");
+}
+
+/* Takes over s. */
+static void accept(struct core *c, struct submit *s)
+{
+    struct error err;
+    int rc = c->store.health(c->store.arg, &err);
+    if (rc) {
+        error_context(&err, "the job is not taken");
+        error_hint(&err, "%s", submit_again);
+    }
+    for (int i = 0; !rc && i < s->n; i++)
+        rc = init_still_there(c, s->tasks[i].resolved, &err); /* the preflight took its time */
+    int64_t first = c->next_job_id;
+    for (int i = 0; !rc && i < s->n; i++)
+        rc = add_task(c, s, &s->tasks[i], first, &err);
+    if (rc) {
+        for (int i = 0; i < s->n && s->tasks[i].job; i++)
+            core_forget_job(c, s->tasks[i].job);
+        err.code = (enum error_code)rc;
+        refuse(s, &err);
+        submit_free(s);
+        return;
+    }
+    for (int i = 0; i < s->n; i++)
+        announce(c, s, s->tasks[i].job);
     after_durable_or_late(c, submitted, submit_late, s, submit_free);
-    return;
-out:
-    job_free(job);
-    submit_free(s);
 }
 
 static bool is_definite(int rc)
@@ -184,32 +236,40 @@ static bool is_definite(int rc)
            rc == ERR_UNSUPPORTED || rc == ERR_REFUSED;
 }
 
+static bool send_preflight(struct core *c, struct submit *s);
+
 static void preflighted(struct core *c, struct task *t, int rc, const struct error *err, const Boost__TaskReply *reply)
 {
     struct submit *s = t->arg;
+    const struct submit_task *one = &s->tasks[s->checked];
     (void)reply;
     t->arg = NULL; /* `accept` or the refusal ends it */
     t->drop = NULL;
     if (!is_definite(rc)) {
         if (rc)
-            core_log_line(c, CORE_LOG_WARN, "preflight of %s on %s: %s: taken unchecked", s->spec->name, t->node->name,
-                          err->message);
-        accept(c, s);
+            core_log_line(c, CORE_LOG_WARN, "preflight of %s on %s: %s: taken unchecked", one->spec->name,
+                          t->node->name, err->message);
+        s->checked++;
+        if (s->checked == s->n || rc || !send_preflight(c, s))
+            accept(c, s);
         return;
     }
     struct error refused = *err;
     refused.code = ERR_INVALID;
+    if (s->array)
+        error_context(&refused, "task %d", one->index);
     refuse(s, &refused);
     submit_free(s);
 }
 
 static bool send_preflight(struct core *c, struct submit *s)
 {
-    struct node *n = task_node(c, NULL, s->uid, spec_pool(s->resolved));
+    Boost__JobSpec *resolved = s->tasks[s->checked].resolved;
+    struct node *n = task_node(c, NULL, s->uid, spec_pool(resolved));
     Boost__Preflight preflight = BOOST__PREFLIGHT__INIT;
     Boost__Task body = BOOST__TASK__INIT;
     struct task *t = NULL;
-    preflight.spec = s->resolved;
+    preflight.spec = resolved;
     body.body_case = BOOST__TASK__BODY_PREFLIGHT;
     body.preflight = &preflight;
     if (!n || !task_send(c, n, NULL, s->uid, s->gid, &body, CORE_PREFLIGHT_NS, preflighted, &t))
@@ -219,8 +279,22 @@ static bool send_preflight(struct core *c, struct submit *s)
     return true;
 }
 
-void core_submit(struct core *c, const Boost__JobSpec *spec, const struct core_user *user, bool hold,
-                 core_reply_fn reply, void *arg)
+/* Resolves one task and sees whether it may be taken. */
+static int prepare(struct core *c, struct submit *s, const Boost__JobSpec *spec, struct submit_task *t,
+                   struct error *err)
+{
+    int rc = spec_resolve(c, spec, s->uid, &t->resolved, err);
+    if (!rc)
+        rc = depend_check(c, spec, err);
+    if (!rc)
+        rc = limit_check(c, s->uid, s->user, t->resolved, s->n, err);
+    if (!rc && !(t->spec = (Boost__JobSpec *)reflect_clone(&spec->base)))
+        rc = error_set(err, ERR_NOMEM, "out of memory");
+    return rc && s->array ? error_context(err, "task %d", t->index) : rc;
+}
+
+void core_submit_array(struct core *c, Boost__JobSpec *const *specs, int n, const int32_t *index, int limit,
+                       const struct core_user *user, bool hold, core_reply_fn reply, void *arg)
 {
     struct error err;
     struct submit *s = calloc(1, sizeof *s);
@@ -230,22 +304,25 @@ void core_submit(struct core *c, const Boost__JobSpec *spec, const struct core_u
         reply(arg, ERR_NOMEM, &err, 0);
         return;
     }
-    *s = (struct submit){.uid = user->uid, .gid = user->gid, .hold = hold, .reply = reply, .arg = arg};
+    *s = (struct submit){.n = n,
+                         .array = index != NULL,
+                         .limit = limit,
+                         .uid = user->uid,
+                         .gid = user->gid,
+                         .hold = hold,
+                         .reply = reply,
+                         .arg = arg};
     s->user = strdup(user->name ? user->name : "?");
-    int rc = spec_resolve(c, spec, user->uid, &s->resolved, &err);
-    if (!rc)
-        rc = depend_check(c, spec, &err);
-    if (!rc)
-        rc = limit_check(c, user->uid, s->user ? s->user : "?", s->resolved, 1, &err);
+    s->tasks = calloc((size_t)n, sizeof *s->tasks);
+    int rc = s->user && s->tasks ? ERR_OK : error_set(&err, ERR_NOMEM, "out of memory");
+    for (int i = 0; !rc && i < n; i++) {
+        s->tasks[i].index = index ? index[i] : 0;
+        rc = prepare(c, s, specs[i], &s->tasks[i], &err);
+    }
     if (!rc && c->store.health(c->store.arg, &err)) {
         rc = (int)err.code;
         error_context(&err, "the job is not taken");
         error_hint(&err, "%s", submit_again);
-    }
-    if (!rc) {
-        s->spec = (Boost__JobSpec *)reflect_clone(&spec->base);
-        if (!s->spec || !s->user)
-            rc = error_set(&err, ERR_NOMEM, "out of memory");
     }
     if (rc) {
         err.code = (enum error_code)rc;
@@ -255,6 +332,13 @@ void core_submit(struct core *c, const Boost__JobSpec *spec, const struct core_u
         accept(c, s);
     }
     change_commit(c);
+}
+
+void core_submit(struct core *c, const Boost__JobSpec *spec, const struct core_user *user, bool hold,
+                 core_reply_fn reply, void *arg)
+{
+    Boost__JobSpec *one = (Boost__JobSpec *)(uintptr_t)spec;
+    core_submit_array(c, &one, 1, NULL, 0, user, hold, reply, arg);
 }
 
 int core_dry_run(struct core *c, const Boost__JobSpec *spec, const struct core_user *user, struct arena *arena,

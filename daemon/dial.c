@@ -356,7 +356,14 @@ static int begin(struct dial *d, const struct dial_target *target, struct error 
     int rc = tls_create(target->tls, d->address.host, &d->tls, err);
     if (rc)
         return rc;
-    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
+    /* A number needs no thread: those of the agent may all wait for a file system that is dead. */
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV | AI_NUMERICHOST};
+    if (getaddrinfo(d->address.host, d->address.port, &hints, &d->found) == 0) {
+        d->next = d->found;
+        try_next(d);
+        return ERR_OK;
+    }
+    hints.ai_flags = AI_NUMERICSERV;
     d->lookup.data = d;
     uv = uv_getaddrinfo(d->loop, &d->lookup, looked_up, d->address.host, d->address.port, &hints);
     if (uv < 0) {

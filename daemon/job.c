@@ -44,8 +44,10 @@ void attempt_clear_ranks(struct attempt *a)
 {
     stragglers_free(a->stragglers);
     a->stragglers = NULL;
-    for (int r = 0; r < a->world; r++)
+    for (int r = 0; r < a->world; r++) {
         rank_end_free(a->ranks[r].end);
+        free(a->ranks[r].tail);
+    }
     free(a->ranks);
     a->ranks = NULL;
     a->world = 0;
@@ -65,6 +67,9 @@ static void attempt_free(struct attempt *a)
     for (int i = 0; i < a->n_spares; i++)
         free(a->spares[i]);
     free(a->spares);
+    if (a->spec)
+        boost__job_spec__free_unpacked(a->spec, NULL);
+    free(a->hang_text);
     free(a->text);
     free(a);
 }
@@ -166,15 +171,30 @@ struct checkpoint *job_add_checkpoint(struct job *job, int64_t step, int attempt
     return k;
 }
 
+/* Not by printf: a large job has thousands of these. */
+static void append_number(struct buffer *b, int v)
+{
+    char digits[16];
+    size_t at = sizeof digits;
+    do {
+        digits[--at] = (char)('0' + v % 10);
+        v /= 10;
+    } while (v > 0);
+    buffer_append(b, digits + at, sizeof digits - at);
+}
+
 char *attempt_placement(const struct attempt *a)
 {
     struct buffer b;
     buffer_init(&b, 16 << 20);
     buffer_append_str(&b, "");
     for (int p = 0; p < a->n_parts; p++) {
-        buffer_printf(&b, "%s%s:", p ? ";" : "", a->parts[p].node);
-        for (int i = 0; i < a->parts[p].n_ranks; i++)
-            buffer_printf(&b, "%s%d", i ? "," : "", a->parts[p].ranks[i]);
+        buffer_append_str(&b, p ? ";" : "");
+        buffer_append_str(&b, a->parts[p].node);
+        for (int i = 0; i < a->parts[p].n_ranks; i++) {
+            buffer_append_str(&b, i ? "," : ":");
+            append_number(&b, a->parts[p].ranks[i]);
+        }
     }
     char *text = b.failed ? NULL : strdup((const char *)b.data);
     buffer_free(&b);

@@ -94,6 +94,8 @@ struct rank {
     struct rank_end *end; /* NULL while it runs */
     bool end_acked;
     int64_t metrics_seq; /* stored without a gap */
+    uint8_t *tail;       /* what it printed last, while it runs; NULL: not told */
+    size_t tail_len;
 };
 
 /* One node's share of an attempt. */
@@ -119,7 +121,9 @@ struct attempt {
     Boost__Reason__Value reason;
     char *text;
     bool fenced;
-    char **spares; /* nodes held beside it, for the next */
+    Boost__JobSpec *spec;          /* on fewer nodes than the job asks for: see core_attempt_spec(); NULL: not made */
+    const Boost__JobSpec *spec_of; /* what that was made of */
+    char **spares;                 /* nodes held beside it, for the next */
     int n_spares;
     int64_t replay_until; /* steps up to this were done before: replay; -1 = none */
 
@@ -131,6 +135,9 @@ struct attempt {
     int64_t start_mono, running_mono;
     int64_t failing_mono;   /* when the first failing rank was heard of         */
     int64_t progress_mono;  /* when a rank last got further                     */
+    int64_t hang_due;       /* a rank hangs: which one is to blame is decided then, 0 = none does */
+    int hang_rank;
+    char *hang_text;
     int64_t rendezvous_due; /* mono ns, 0 = none                                */
     int64_t grace_due, grace_from;
     int64_t close_due, close_from; /* waits for manifests of complete checkpoints */
@@ -202,6 +209,7 @@ struct job {
     /* ---- the core's ---- */
     int unsettled; /* changes of it on their way to the disk */
     bool dirty;
+    bool may_grow;     /* a checkpoint was committed by an attempt on too few nodes */
     bool refused;      /* the store took a change of it for good: all of it is written again, unsettled until then */
     bool acknowledged; /* its first row is durable */
     unsigned actions;  /* due once it is settled */
@@ -219,16 +227,22 @@ struct job {
         int64_t until; /* mono */
     } refusals[8];
     int n_refusals;
+    bool searched;     /* core_rescan: what there is is known */
     int attempt_floor; /* the greatest number of an attempt that an agent has told of */
     char **shared; /* nodes that see its checkpoint directory, as one of them has proven (core_shared) */
     int n_shared;
     char *start_trouble; /* why the last start could not be prepared; NULL = nothing */
-    /* Lists of the core: not ended; waiting for the scheduler, by priority and id; with checkpoint files to work on;
+    /* Lists of the core: not ended; see job_busy(); waiting for the scheduler, by priority and id; with checkpoint files;
      * waiting for other jobs. */
     struct job_link {
         struct job *next, *prev;
         bool in;
-    } active, pending, working, dependent;
+    } active, busy, pending, working, dependent;
+    /* Of an array's task: the first task's job, its own number in the array, how many may run at once (0: all). */
+    int64_t array_job;
+    int array_index, array_limit;
+    uint64_t array_picture; /* of the first task: the scheduler's picture that array_running is of */
+    int array_running;
     struct share *share; /* of its user; the core's, for as long as it lives */
     int queued_priority; /* that it stands in the queue with */
     uint64_t picture;    /* the scheduler's picture in which `runner` is its index */

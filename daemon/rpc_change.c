@@ -83,18 +83,59 @@ static int refuse_unknown(const Boost__JobSpec *spec, struct error *err)
     return rc;
 }
 
+enum { MAX_TASKS = 1000, MAX_INDEX = 999999 };
+
+static int check_spec(const Boost__JobSpec *spec, bool allow_unknown, struct error *err)
+{
+    int rc = allow_unknown ? ERR_OK : refuse_unknown(spec, err);
+    return rc ? rc : jobfile_check_paths(spec, err);
+}
+
+static int check_array(const Boost__SubmitRequest *r, struct error *err)
+{
+    if (r->n_array_index != r->n_more + (r->n_array_index > 0))
+        return error_set(err, ERR_INVALID, "the array has %zu tasks and %zu numbers for them", r->n_more + 1,
+                         r->n_array_index);
+    if (r->n_array_index > MAX_TASKS)
+        return error_set(err, ERR_INVALID, "the array has %zu tasks, the limit is %d", r->n_array_index, MAX_TASKS);
+    if (r->array_limit < 0)
+        return error_set(err, ERR_INVALID, "the array's limit is %d", r->array_limit);
+    for (size_t i = 0; i < r->n_array_index; i++)
+        if (r->array_index[i] < 0 || r->array_index[i] > MAX_INDEX || (i && r->array_index[i] <= r->array_index[i - 1]))
+            return error_set(err, ERR_INVALID, "the numbers of an array ascend from 0 to at most %d", MAX_INDEX);
+    return ERR_OK;
+}
+
+static void submit_array(struct rpc_call *call, const Boost__SubmitRequest *request)
+{
+    int n = (int)request->n_array_index;
+    Boost__JobSpec **specs = arena_alloc(&call->arena, (size_t)n * sizeof(Boost__JobSpec *));
+    if (!specs) {
+        call_fail_nomem(call);
+        return;
+    }
+    specs[0] = request->spec;
+    for (int i = 1; i < n; i++)
+        specs[i] = request->more[i - 1];
+    core_submit_array(call->rpc->core, specs, n, request->array_index, request->array_limit, &call->user, request->hold,
+                      submitted, call);
+}
+
 void rpc_submit(struct rpc_call *call, const Boost__SubmitRequest *request)
 {
     struct error err;
-    int rc = request->spec ? ERR_OK : error_set(&err, ERR_INVALID, "the submit request holds no job");
-    if (!rc && !request->allow_unknown)
-        rc = refuse_unknown(request->spec, &err);
+    int rc =
+        request->spec ? check_array(request, &err) : error_set(&err, ERR_INVALID, "the submit request holds no job");
     if (!rc)
-        rc = jobfile_check_paths(request->spec, &err);
+        rc = check_spec(request->spec, request->allow_unknown, &err);
+    for (size_t i = 0; !rc && i < request->n_more; i++)
+        rc = check_spec(request->more[i], request->allow_unknown, &err);
     if (rc)
         call_fail(call, &err);
     else if (request->dry_run)
         dry_run(call, request);
+    else if (request->n_array_index)
+        submit_array(call, request);
     else
         core_submit(call->rpc->core, request->spec, &call->user, request->hold, submitted, call);
 }
@@ -165,25 +206,71 @@ static int check_control(const Boost__ControlRequest *request, struct error *err
     return check_refs(request->n_jobs, err);
 }
 
+/* "17_*": the array's first task; NULL: the reference is of another form, or there is no such array. */
+static struct job *array_of(struct core *core, const char *ref)
+{
+    size_t digits = strspn(ref, "0123456789");
+    if (!digits || digits > 18 || strcmp(ref + digits, "_*") != 0)
+        return NULL;
+    return core_task(core, (int64_t)strtoll(ref, NULL, 10), -1, NULL);
+}
+
+/* The next of its tasks that has not ended, from `job` on. */
+static struct job *live_task(struct core *core, struct job *job)
+{
+    while (job && job_state_terminal(job->state))
+        job = core_task(core, job->array_job, -1, job);
+    return job;
+}
+
+struct named {
+    const char *ref;
+    int64_t job; /* 0: to be looked up */
+};
+
+/* What is named, arrays task by task; list NULL: only the count. Before anything is changed. */
+static size_t name_all(struct core *core, Boost__JobRef *const *refs, size_t n, struct named *list)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++) {
+        const char *text = refs[i]->text ? refs[i]->text : "";
+        struct job *task = live_task(core, array_of(core, text));
+        if (!task) {
+            if (list)
+                list[count] = (struct named){text, 0};
+            count++;
+        }
+        for (; task; task = live_task(core, core_task(core, task->array_job, -1, task))) {
+            if (list)
+                list[count] = (struct named){text, task->id};
+            count++;
+        }
+    }
+    return count;
+}
+
 /* Starts the change on every job that is named; the answer goes out when all are done. */
 static void each_job(struct rpc_call *call, Boost__JobRef *const *refs, size_t n,
                      void (*start)(struct control_item *item, int64_t job))
 {
+    struct core *core = call->rpc->core;
     struct error err;
     struct control_item *items;
-    call->results = make_results(&call->arena, n, &items);
-    if (!call->results) {
+    size_t all = name_all(core, refs, n, NULL);
+    struct named *list = arena_alloc(&call->arena, all * sizeof *list);
+    call->results = make_results(&call->arena, all, &items);
+    if (!call->results || !list) {
         call_fail_nomem(call);
         return;
     }
-    call->left = n + 1; /* one for this loop: answers may come inside it */
-    for (size_t i = 0; i < n; i++) {
+    name_all(core, refs, n, list);
+    call->left = all + 1; /* one for this loop: answers may come inside it */
+    for (size_t i = 0; i < all; i++) {
         Boost__ControlResult *result = call->results->results[i];
-        const char *text = refs[i]->text;
+        struct job *job = list[i].job ? core_job(core, list[i].job) : NULL;
         items[i] = (struct control_item){.call = call, .result = result};
-        result->ref = (char *)(text ? text : "");
-        struct job *job = NULL;
-        int rc = core_find_job(call->rpc->core, result->ref, &job, &err);
+        result->ref = (char *)(uintptr_t)list[i].ref;
+        int rc = job ? ERR_OK : core_find_job(core, list[i].ref, &job, &err);
         if (rc) {
             controlled(&items[i], rc, &err, NULL);
             continue;

@@ -19,8 +19,9 @@ static bool same_user(const struct job *job, const char *user)
     return !strcmp(user, number) || (job->user && !strcmp(user, job->user));
 }
 
-static bool let_through(const struct job *job, const Boost__ListRequest *r)
+static bool let_through(const struct job *job, const void *arg)
 {
+    const Boost__ListRequest *r = arg;
     bool ended = job_state_terminal(job->state);
     if (r->n_states) {
         bool wanted = false;
@@ -68,10 +69,11 @@ static int collect(struct rpc_call *call, const Boost__ListRequest *r, struct er
     }
     if (r->n_jobs)
         return ERR_OK;
-    for (struct job *job = core_next_job(core, 0); job; job = core_next_job(core, job->id)) {
-        if (let_through(job, r) && !add_id(call, &room, job->id))
-            return error_set(err, ERR_NOMEM, "boostd has no memory for this list");
-    }
+    bool live_only = !r->n_states && !r->all && !r->has_since_wall_ns;
+    int n = core_select(core, live_only, let_through, r, &call->ids);
+    if (n < 0)
+        return error_set(err, ERR_NOMEM, "boostd has no memory for this list");
+    call->n_ids = (size_t)n;
     if (r->has_limit && r->limit > 0 && call->n_ids > (size_t)r->limit)
         call->at = call->n_ids - (size_t)r->limit;
     return ERR_OK;
@@ -357,7 +359,9 @@ static bool stacks_page(void *arg, int rc, const struct error *err, const struct
         call_fail(call, err);
         return false;
     }
-    const Boost__Parallel *layout = stacks->job->resolved->parallel;
+    struct attempt *live = job_live_attempt(stacks->job);
+    const Boost__JobSpec *spec = live ? core_attempt_spec(stacks->job, live) : NULL;
+    const Boost__Parallel *layout = spec ? spec->parallel : stacks->job->resolved->parallel;
     Boost__StacksReply page = BOOST__STACKS_REPLY__INIT;
     Boost__Reply reply = BOOST__REPLY__INIT;
     reply.body_case = BOOST__REPLY__BODY_STACKS;

@@ -133,43 +133,69 @@ static const char *value_of(const void *arg, const char *key, size_t len)
     return NULL;
 }
 
-static bool lets_through(const struct filter *f, const struct constraint *c, const struct sched_node *n)
+/* Nodes that one text lets through; NULL: out of memory. The texts are kept: a job may go before the picture. */
+static struct part_filter *part_of(struct sched *s, enum filter_kind kind, const char *text)
 {
-    return n->up && n->open && (n->uid == 0 || n->uid == f->uid) && constraint_holds(c, value_of, n) &&
-           (!*f->nodelist || nodelist_has(f->nodelist, n->name)) && !nodelist_has(f->exclude, n->name);
+    struct part_filter *f = s->part_filters;
+    while (f && (f->kind != kind || strcmp(f->text, text) != 0))
+        f = f->next;
+    if (f)
+        return f;
+    f = calloc(1, sizeof *f);
+    struct constraint *c = malloc(sizeof *c);
+    if (f) {
+        f->kind = kind;
+        f->text = strdup(text);
+        f->bits = calloc((size_t)s->words, sizeof *f->bits);
+    }
+    if (!f || !c || !f->text || !f->bits) {
+        if (f) {
+            free(f->text);
+            free(f->bits);
+        }
+        free(f);
+        free(c);
+        return NULL;
+    }
+    struct error err;
+    bool compiled = kind != FILTER_CONSTRAINT || constraint_compile(f->text, c, &err) == ERR_OK; /* checked at submit */
+    for (int i = 0; compiled && i < s->n; i++) {
+        const struct sched_node *n = &s->nodes[i];
+        bool on = kind == FILTER_CONSTRAINT ? constraint_holds(c, value_of, n)
+                  : kind == FILTER_LIST     ? !*text || nodelist_has(text, n->name)
+                                            : !nodelist_has(text, n->name);
+        bit_put(f->bits, i, on);
+    }
+    free(c);
+    f->next = s->part_filters;
+    s->part_filters = f;
+    return f;
 }
 
 static struct filter *make_filter(struct sched *s, const struct filter *of)
 {
-    struct filter *f = malloc(sizeof *f);
-    struct constraint *c = malloc(sizeof *c);
-    struct error err;
+    const struct part_filter *parts[] = {part_of(s, FILTER_CONSTRAINT, of->constraint),
+                                         part_of(s, FILTER_LIST, of->nodelist),
+                                         part_of(s, FILTER_EXCLUDE, of->exclude)};
+    struct filter *f = calloc(1, sizeof *f);
     uint64_t *bits = calloc((size_t)s->words, sizeof *bits);
-    size_t a = strlen(of->constraint) + 1, b = strlen(of->nodelist) + 1, e = strlen(of->exclude) + 1;
-    char *texts = malloc(a + b + e); /* a job may go before the picture */
-    if (!f || !c || !bits || !texts) {
+    if (!f || !bits || !parts[0] || !parts[1] || !parts[2]) {
         free(f);
-        free(c);
         free(bits);
-        free(texts);
         return NULL;
     }
-    memcpy(texts, of->constraint, a);
-    memcpy(texts + a, of->nodelist, b);
-    memcpy(texts + a + b, of->exclude, e);
     *f = (struct filter){.next = s->filters,
-                         .constraint = texts,
-                         .nodelist = texts + a,
-                         .exclude = texts + a + b,
+                         .constraint = parts[0]->text,
+                         .nodelist = parts[1]->text,
+                         .exclude = parts[2]->text,
                          .uid = of->uid,
                          .bits = bits};
-    if (constraint_compile(f->constraint, c, &err) == ERR_OK) /* it was checked when the job was taken */
-        for (int i = 0; i < s->n; i++)
-            if (lets_through(f, c, &s->nodes[i])) {
-                bit_put(bits, i, true);
-                f->count++;
-            }
-    free(c);
+    for (int i = 0; i < s->n; i++) {
+        const struct sched_node *n = &s->nodes[i];
+        bit_put(bits, i, n->up && n->open && (n->uid == 0 || n->uid == of->uid));
+    }
+    for (int w = 0; w < s->words; w++)
+        bits[w] &= parts[0]->bits[w] & parts[1]->bits[w] & parts[2]->bits[w];
     s->filters = f;
     return f;
 }
@@ -228,7 +254,13 @@ void filters_free(struct sched *s)
     while (s->filters) {
         struct filter *f = s->filters;
         s->filters = f->next;
-        free((char *)(uintptr_t)f->constraint); /* the first of its three texts */
+        free(f->bits);
+        free(f);
+    }
+    while (s->part_filters) {
+        struct part_filter *f = s->part_filters;
+        s->part_filters = f->next;
+        free(f->text);
         free(f->bits);
         free(f);
     }

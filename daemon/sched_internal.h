@@ -23,7 +23,14 @@ struct filter {
     const char *constraint, *nodelist, *exclude;
     uint32_t uid;
     uint64_t *bits;
-    int count;
+};
+/* What one of its texts says alone: many filters share it. */
+enum filter_kind { FILTER_CONSTRAINT, FILTER_LIST, FILTER_EXCLUDE };
+struct part_filter {
+    struct part_filter *next;
+    enum filter_kind kind;
+    char *text;
+    uint64_t *bits;
 };
 
 /* Requests that differ in nothing but who asks. */
@@ -71,8 +78,9 @@ struct sched {
     struct view slots[SCHED_POOLS], free[SCHED_POOLS];
     int64_t *free_mib, *all_mib;
     uint64_t *idle;
-    bool counts_memory;             /* somebody has reserved some */
-    bool everyone;                  /* no node is of one user only */
+    bool counts_memory; /* somebody has reserved some */
+    bool everyone;      /* no node is of one user only */
+    struct part_filter *part_filters;
     struct filter *filters, *plain; /* plain: the one without lists and labels, of everyone */
     struct shape *shapes[1024];
     struct head heads[SCHED_POOLS];

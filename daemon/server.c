@@ -11,6 +11,7 @@
 
 #include "daemon/agent_link.h"
 #include "daemon/core.h"
+#include "daemon/kept_logs.h"
 #include "daemon/listener.h"
 #include "daemon/listener_tcp.h"
 #include "daemon/log.h"
@@ -20,7 +21,7 @@
 #include "daemon/users.h"
 #include "proto/base/clock.h"
 
-enum { MAX_SESSIONS = 8192, STOP_MS = 3000 };
+enum { MAX_SESSIONS = 32768, STOP_MS = 3000 };
 
 struct server {
     uv_loop_t *loop;
@@ -28,6 +29,7 @@ struct server {
     struct core *core;
     struct rpc *rpc;
     struct users users;
+    struct kept_logs kept;
     struct agent_link agents;
     struct session_set sessions;
     struct listener listener;
@@ -76,6 +78,19 @@ static bool send_to_agent(void *arg, const char *node, const Boost__ControllerMe
 static void changed(void *arg, int64_t job)
 {
     rpc_changed(((struct server *)arg)->rpc, job);
+}
+
+static void keep_logs(void *arg, int64_t job, int attempt, const void *packed, size_t len)
+{
+    struct server *server = arg;
+    kept_logs_put(&server->kept, job, attempt, packed, len);
+}
+
+static void read_kept_logs(void *arg, int64_t job, int attempt, void (*done)(void *, const void *, size_t),
+                           void *done_arg)
+{
+    struct server *server = arg;
+    kept_logs_get(&server->kept, job, attempt, done, done_arg);
 }
 
 static void core_log(void *arg, enum core_log_level level, const char *text)
@@ -155,6 +170,8 @@ static int load_tls(struct server *server, struct error *err)
                   server->tls_files.certificate, tls_role_name(own.role), own.name);
         return error_hint(err, "deploy/make-certs.sh DIR controller NAME --san HOST makes one for boostd");
     }
+    if (own.days_left < TLS_DAYS_WARN)
+        log_line(LOG_WARN, "the certificate %s ends in %d days", server->tls_files.certificate, own.days_left);
     tls_context_free(server->tls);
     server->tls = fresh;
     return ERR_OK;
@@ -307,8 +324,11 @@ int server_create(uv_loop_t *loop, const Boost__BoostdConfig *config, struct sto
     session_set_init(&server->sessions, loop, &handler);
     server->sessions.store_id = store_id(store);
     server->sessions.epoch = store_epoch(store);
+    kept_logs_init(&server->kept, loop, config->state_dir);
     const struct core_ops ops = {
         .arg = server,
+        .keep_logs = keep_logs,
+        .kept_logs = read_kept_logs,
         .mono_ns = mono_ns,
         .wall_ns = wall_ns,
         .random = random_bits,
@@ -323,8 +343,8 @@ int server_create(uv_loop_t *loop, const Boost__BoostdConfig *config, struct sto
         rc = core_create(config, &table, &ops, &server->core, err);
     if (!rc) {
         rpc_set_core(server->rpc, server->core);
-        if (adopted)
-            core_adopted(server->core);
+        if (store_epoch(store) >> 32 > 1)
+            core_adopted(server->core, adopted);
         server->agents.core = server->core;
         rc = listener_open(&server->listener, socket_path, err);
     }

@@ -17,7 +17,7 @@
 #include "proto/reflect.h"
 #include "proto/version.h"
 
-enum { HELLO_ARENA = 64 << 10, KEEP_BUFFER = 64 << 10, SWEEP_MS = 1000, TCP_TIMEOUT_MS = 30000 };
+enum { HELLO_ARENA = 64 << 10, KEEP_BUFFER = 64 << 10, SWEEP_MS = 1000, TCP_TIMEOUT_MS = 30000, CROWD_LOG_MS = 10000 };
 
 static void process(struct session *s);
 
@@ -359,6 +359,9 @@ static int decrypt(struct session *s, const char *data, size_t len, bool *over)
         const struct tls_peer *peer = tls_peer(s->tls);
         size_t used = strlen(s->who);
         snprintf(s->who + used, sizeof s->who - used, ", %s %s", tls_role_name(peer->role), peer->name);
+        if (peer->days_left < TLS_DAYS_WARN)
+            log_line(LOG_WARN, "the certificate of %s %s ends in %d days", tls_role_name(peer->role), peer->name,
+                     peer->days_left);
     }
     return ERR_OK;
 }
@@ -532,8 +535,12 @@ static void drop_oldest_half_open(struct session_set *set)
     }
     if (!oldest)
         return;
-    log_line(LOG_WARN, "over %d connections without a hello: the oldest (%s) was dropped", SESSION_MAX_HALF_OPEN,
-             oldest->who);
+    int64_t now = (int64_t)uv_now(set->loop);
+    if (!set->crowd_said_ms || now - set->crowd_said_ms > CROWD_LOG_MS) {
+        log_line(LOG_WARN, "over %d connections without a hello: the oldest (%s) is dropped for each new one",
+                 SESSION_MAX_HALF_OPEN, oldest->who);
+        set->crowd_said_ms = now;
+    }
     session_close(oldest);
 }
 

@@ -82,6 +82,7 @@ struct session_set {
     struct session_handler handler;
     struct session *first;
     size_t count, half_open;
+    int64_t crowd_said_ms; /* when the log was told of too many half-open ones */
     uint64_t accepted;
     const char *store_id; /* what the hello says of this boostd; NULL: nothing */
     uint64_t epoch;

@@ -1,5 +1,5 @@
-/* Which ranks of an attempt are slow, by the time that they spend outside of collectives: within one every rank takes as
- * long as the slowest. Compared with the fastest rank that does the same work (of the same pipeline stage) and with the
+/* Which ranks of an attempt are slow, by the time that they spend outside of collectives: in a collective every rank
+ * waits for the slowest. Compared with the fastest rank that does the same work (of the same pipeline stage) and with the
  * rank's own best. Pure; memory by rank only. It tells, and nothing acts on it. */
 #ifndef BOOST_DAEMON_STRAGGLER_H
 #define BOOST_DAEMON_STRAGGLER_H

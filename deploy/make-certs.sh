@@ -14,8 +14,11 @@ usage: make-certs.sh DIR ca
        make-certs.sh DIR node NAME                         of the agent of node NAME
        make-certs.sh DIR user NAME                         of a user, by the controller machine's name for them
        make-certs.sh DIR admin NAME                        likewise, and may do all
+       make-certs.sh DIR revoke ROLE NAME                  takes back what was given; then a new one may be made
 options: --days N  validity (ca 3650, others 825)
 
+revoke writes DIR/trusted.crt, the CA with its list of revoked certificates: put it in the place of ca.crt (tls_ca) on
+boostd's machine and send boostd SIGHUP.
 Writes DIR/ca.crt, DIR/ca.key and DIR/ROLE-NAME/{ca.crt,tls.crt,tls.key}. Copy
   controller-NAME/  to /etc/boost/tls on boostd's machine
   node-NAME/        to /etc/boost/tls on the node, owner: who runs boost-agent
@@ -37,6 +40,12 @@ name=
 if [ "$role" != ca ]; then
     [ $# -ge 1 ] || fail "$role needs a name" "make-certs.sh --help" 2
     name=$1
+    shift
+fi
+who=
+if [ "$role" = revoke ]; then
+    [ $# -ge 1 ] || fail "revoke needs a role and a name" "make-certs.sh --help" 2
+    who=$1
     shift
 fi
 days= sans=
@@ -86,6 +95,35 @@ if [ "$role" = ca ]; then
     exit 0
 fi
 
+[ -r "$dir/ca.key" ] && [ -r "$dir/ca.crt" ] || fail "there is no CA in $dir" "make-certs.sh $dir ca"
+
+if [ "$role" = revoke ]; then
+    given=$dir/$name-$who
+    [ -r "$given/tls.crt" ] || fail "there is no $given/tls.crt" "revoke takes a role and a name that a certificate was made for"
+    work=$(mktemp -d "$dir/.new.XXXXXX")
+    [ -e "$dir/revoked.txt" ] || : >"$dir/revoked.txt"
+    cat >"$work/conf" <<TEXT
+[ca]
+default_ca=it
+[it]
+database=$dir/revoked.txt
+unique_subject=no
+default_md=sha256
+default_crl_days=3650
+TEXT
+    run openssl ca -config "$work/conf" -keyfile "$dir/ca.key" -cert "$dir/ca.crt" -revoke "$given/tls.crt"
+    run openssl ca -config "$work/conf" -keyfile "$dir/ca.key" -cert "$dir/ca.crt" -gencrl -out "$work/crl"
+    cat "$dir/ca.crt" "$work/crl" >"$work/trusted.crt"
+    chmod 644 "$work/trusted.crt"
+    mv "$work/trusted.crt" "$dir/trusted.crt"
+    n=1
+    while [ -e "$given.revoked$n" ]; do n=$((n + 1)); done
+    mv "$given" "$given.revoked$n"
+    rm -f "$dir/revoked.txt.old" "$dir/revoked.txt.attr.old"
+    echo "revoked the certificate of $name $who; $dir/trusted.crt goes to boostd's machine in the place of ca.crt"
+    exit 0
+fi
+
 case $role in
 controller) use=serverAuth ;;
 node | user | admin) use=clientAuth ;;
@@ -93,7 +131,6 @@ node | user | admin) use=clientAuth ;;
 esac
 check_name "$name"
 [ -z "$sans" ] || [ "$role" = controller ] || fail "--san is for a controller: the others are told by their name" "" 2
-[ -r "$dir/ca.key" ] && [ -r "$dir/ca.crt" ] || fail "there is no CA in $dir" "make-certs.sh $dir ca"
 out=$dir/$role-$name
 [ ! -e "$out" ] || fail "$out is there already" "move it away first"
 

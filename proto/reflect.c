@@ -300,10 +300,21 @@ int reflect_fill_defaults(ProtobufCMessage *m, struct arena *a, struct error *er
     return fill(m, a, 0, err);
 }
 
+/* Appends what fits; the new length. Not snprintf: every check of every field of a job names its path. */
+static size_t append(char out[REFLECT_PATH], size_t used, const char *text)
+{
+    size_t len = strlen(text), room = REFLECT_PATH - 1 - used;
+    len = len < room ? len : room;
+    memcpy(out + used, text, len);
+    out[used + len] = '\0';
+    return used + len;
+}
+
 void reflect_path(char out[REFLECT_PATH], const char *path, const char *field, long i)
 {
-    const char *dot = path[0] ? "." : "";
-    int used = snprintf(out, REFLECT_PATH, "%s%s%s", path, dot, field);
-    if (i >= 0 && used >= 0 && used < REFLECT_PATH)
-        snprintf(out + used, REFLECT_PATH - (size_t)used, "[%ld]", i);
+    size_t used = append(out, 0, path);
+    used = append(out, used, path[0] ? "." : "");
+    used = append(out, used, field);
+    if (i >= 0)
+        snprintf(out + used, REFLECT_PATH - used, "[%ld]", i);
 }

@@ -114,6 +114,8 @@ static int peer_untrusted(const struct tls *t, long why, struct error *err)
     error_set(err, ERR_REFUSED, "%s is not accepted: %s", whose, X509_verify_cert_error_string(why));
     if (why == X509_V_ERR_CERT_HAS_EXPIRED || why == X509_V_ERR_CERT_NOT_YET_VALID)
         return error_hint(err, "make it a new certificate (deploy/make-certs.sh), and see that both clocks are right");
+    if (why == X509_V_ERR_CERT_REVOKED)
+        return error_hint(err, "make it a new one (deploy/make-certs.sh), if it should have one");
     return error_hint(err, "both sides need certificates of one CA, and that CA's ca.crt");
 }
 
@@ -126,6 +128,8 @@ static const struct alert {
      "give certificate, key and CA (deploy/make-certs.sh makes them)"},
     {SSL_R_SSLV3_ALERT_CERTIFICATE_EXPIRED, "the peer does not accept this side's certificate: it has expired",
      "make a new one (deploy/make-certs.sh), and see that both clocks are right"},
+    {SSL_R_SSLV3_ALERT_CERTIFICATE_REVOKED, "the peer does not accept this side's certificate: it was revoked",
+     "ask for a new one (deploy/make-certs.sh)"},
     {SSL_R_TLSV1_ALERT_UNKNOWN_CA, "the peer does not accept this side's certificate: it is of another CA",
      "both sides need certificates of one CA, and that CA's ca.crt"},
     {SSL_R_TLSV1_ALERT_DECRYPT_ERROR, "the peer does not accept this side's certificate: it is of another CA",

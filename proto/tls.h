@@ -25,9 +25,12 @@ const char *tls_role_name(enum tls_role role); /* "node" */
 struct tls_peer {
     enum tls_role role; /* TLS_NOBODY: a certificate of the CA without a role of BOOST */
     char name[TLS_NAME_MAX + 1];
+    int days_left; /* of the certificate's validity */
 };
+enum { TLS_DAYS_WARN = 14 }; /* with fewer left somebody should be told */
 
-/* PEM files. The key must not be readable by group or others. */
+/* PEM files. The key must not be readable by group or others. ca may hold revocation lists too: then no certificate
+ * that stands in one is taken. */
 struct tls_files {
     const char *certificate, *key, *ca;
 };

@@ -40,7 +40,10 @@ static int role_of(const char *uri, size_t len, struct tls_peer *out, struct err
 
 int tls_identify(X509 *cert, struct tls_peer *out, struct error *err)
 {
+    int seconds;
     *out = (struct tls_peer){.role = TLS_NOBODY};
+    if (ASN1_TIME_diff(&out->days_left, &seconds, NULL, X509_get0_notAfter(cert)) != 1)
+        out->days_left = 0;
     GENERAL_NAMES *names = X509_get_ext_d2i(cert, NID_subject_alt_name, NULL, NULL);
     int rc = ERR_OK;
     for (int i = 0; !rc && names && i < sk_GENERAL_NAME_num(names); i++) {
@@ -130,6 +133,17 @@ static int check_own(SSL_CTX *ssl, bool server, const struct tls_files *files, s
     return rc ? error_context(err, "TLS") : ERR_OK;
 }
 
+/* Lists of revoked certificates are looked at where there are any. */
+static void heed_revocations(SSL_CTX *ssl)
+{
+    X509_STORE *store = SSL_CTX_get_cert_store(ssl);
+    STACK_OF(X509_OBJECT) *objects = X509_STORE_get0_objects(store);
+    for (int i = 0; i < sk_X509_OBJECT_num(objects); i++) {
+        if (X509_OBJECT_get_type(sk_X509_OBJECT_value(objects, i)) == X509_LU_CRL)
+            X509_STORE_set_flags(store, X509_V_FLAG_CRL_CHECK);
+    }
+}
+
 static int load(SSL_CTX *ssl, bool server, const struct tls_files *files, struct tls_peer *own, struct error *err)
 {
     int rc = readable("CA", files->ca, false, err);
@@ -141,6 +155,7 @@ static int load(SSL_CTX *ssl, bool server, const struct tls_files *files, struct
         return rc;
     if (SSL_CTX_load_verify_locations(ssl, files->ca, NULL) != 1)
         return bad_file("the CA", files->ca, err);
+    heed_revocations(ssl);
     if (SSL_CTX_use_certificate_chain_file(ssl, files->certificate) != 1)
         return bad_file("the certificate", files->certificate, err);
     if (SSL_CTX_use_PrivateKey_file(ssl, files->key, SSL_FILETYPE_PEM) != 1)

@@ -46,6 +46,9 @@ static const struct store_column job_columns[] = {
     BLOB(store_job, next_spec),
     BLOB(store_job, next_resolved),
     I64(store_job, next_step),
+    I64(store_job, array_job),
+    INT(store_job, array_index),
+    INT(store_job, array_limit),
     I64(store_job, accounted_ns),
     F64(store_job, stall_s),
 };

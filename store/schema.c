@@ -52,6 +52,10 @@ static const struct store_migration state_migrations[] = {
      "ALTER TABLE attempt ADD COLUMN replay_until INTEGER NOT NULL DEFAULT -1;"
      "ALTER TABLE attempt ADD COLUMN spares TEXT;"
      "ALTER TABLE node ADD COLUMN drain_deadline_ns INTEGER NOT NULL DEFAULT 0;"},
+    {4,
+     "ALTER TABLE job ADD COLUMN array_job INTEGER NOT NULL DEFAULT 0;"
+     "ALTER TABLE job ADD COLUMN array_index INTEGER NOT NULL DEFAULT 0;"
+     "ALTER TABLE job ADD COLUMN array_limit INTEGER NOT NULL DEFAULT 0;"},
 };
 
 /* metric.row ascends in order of arrival without AUTOINCREMENT: thinning keeps the last row of what it

@@ -98,6 +98,8 @@ struct store_job {
     const void *next_resolved;
     size_t next_resolved_len;
     int64_t next_step;    /* of its checkpoint, -1 = the newest */
+    int64_t array_job;    /* of an array's task: the first task; 0 = of none */
+    int array_index, array_limit;
     int64_t accounted_ns; /* wall clock up to which the goodput counts; 0 = not known */
     double stall_s;       /* goodput: ranks that waited for their checkpoints */
 };

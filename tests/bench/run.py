@@ -7,7 +7,7 @@ as arguments only those run, and the lines of the others are kept.
 
 Times are of the machine as it is: run it on a quiet one.
 """
-import argparse, datetime, json, os, platform, statistics, subprocess, sys, tempfile, time
+import argparse, contextlib, datetime, json, os, platform, sqlite3, statistics, subprocess, sys, tempfile, time
 from pathlib import Path
 
 sys.dont_write_bytecode = True
@@ -63,6 +63,48 @@ def bench_submit(build):
                 line("submits_per_s", eight["per_s"], "1/s", clients=8, submits=eight["submits"],
                      p50_ms=eight["p50_ms"], p99_ms=eight["p99_ms"], one_client_per_s=one["per_s"])]
         return rows
+
+
+def bench_many(build):
+    """100,000 jobs that have ended in the store, written there by copying one; then status, and submits beside them."""
+    from harness import Cluster, tiny_job
+    jobs, took = 100_000, []
+    with Cluster(agents=0) as c:
+        job = c.dir / "bench.pbtxt"
+        job.write_text(tiny_job(c, name="bench"))
+        c.ok("cancel", "--now", c.submit(job))
+        c.boostd.terminate()
+        with contextlib.closing(sqlite3.connect(c.state_dir / "state.db")) as db, db:
+            columns = ",".join(row[1] for row in db.execute("PRAGMA table_info(job)") if row[1] != "id")
+            db.execute(f"WITH RECURSIVE n(i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i < {jobs}) "
+                       f"INSERT INTO job(id, {columns}) SELECT i, {columns} FROM n, job WHERE job.id = 1")
+        start = time.monotonic()
+        c.start_boostd()
+        boot = time.monotonic() - start
+        for _ in range(15):
+            start = time.monotonic()
+            c.ok("status")
+            took.append(1000 * (time.monotonic() - start))
+
+        def clients(n, submits):
+            out = subprocess.run([build / "bench" / "submit_bench", c.socket, job, str(n), str(submits)], check=True,
+                                 capture_output=True, text=True, timeout=300).stdout
+            return json.loads(out)
+        one, many = clients(1, 2000), clients(64, 400)
+        return [line("status_ms_100k", statistics.median(took), "ms", jobs=jobs, slowest=max(took), boot_s=boot),
+                line("submit_p99_ms_100k", one["p99_ms"], "ms", jobs=jobs, p50_ms=one["p50_ms"], clients=1),
+                line("submits_per_s_64", many["per_s"], "1/s", jobs=jobs, clients=64, submits=many["submits"],
+                     p50_ms=many["p50_ms"], p99_ms=many["p99_ms"])]
+
+
+def bench_sched(build):
+    """The core alone, with 10,000 nodes of 8 devices; CPU time. Jobs enough that 10,000 still wait when all is full."""
+    out = subprocess.run([build / "bench" / "core_bench", "10000", "33000"], check=True, capture_output=True, text=True,
+                         timeout=300).stdout
+    r = json.loads(out)
+    return [line("sched_pass_ms_10k", r["median_ms"], "ms", nodes=r["nodes"], queued=r["jobs"] - r["started_jobs"],
+                 max_ms=r["max_ms"], first_ms=r["first_ms"], first_starts=r["started_jobs"],
+                 register_us=r["register_us"], heartbeat_us=r["heartbeat_us"])]
 
 
 # ---- from a submit to the first step ------------------------------------------
@@ -208,8 +250,56 @@ def bench_cpu_train(build):
                  windows=windows, fastest=max(w[0] for w in measured))]
 
 
+# ---- a thousand agents -----------------------------------------------------------
+
+
+def used_s(pid):
+    """Seconds of processor time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def memory_mb(pid, field):
+    for text in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if text.startswith(field + ":"):
+            return int(text.split()[1]) * 1024 / 1e6
+    raise ValueError(field)
+
+
+def bench_agents(build):
+    """Connections, registrations and a heartbeat a second of 1,000 nodes (agents_bench.c): boostd's share of one core
+    while they beat, and its memory; by TCP with TLS, as clusters do, and over the Unix socket."""
+    from harness import Cluster
+    n, seconds, rows = 1000, 30, []
+    for way in ("", "_unix"):
+        with Cluster(agents=0, tls=not way, boostd_set={"log_level": "warn"}) as c:
+            to = [c.socket, str(n)] if way else [c.address, str(n), c.dir / "certs"]
+            agents = subprocess.Popen([build / "bench" / "agents_bench", *to], stdin=subprocess.PIPE,
+                                      stdout=subprocess.PIPE, text=True)
+            try:
+                started = json.loads(agents.stdout.readline())
+                begin, before = time.monotonic(), used_s(c.boostd.pid)
+                time.sleep(seconds)
+                took, used = time.monotonic() - begin, used_s(c.boostd.pid) - before
+                rss, peak = (memory_mb(c.boostd.pid, f) for f in ("VmRSS", "VmHWM"))
+                states = [x["state"] for x in c.json("node", "ls")["nodes"]]
+                beats = json.loads(agents.communicate(timeout=60)[0])
+            finally:
+                agents.kill()
+                agents.wait()
+            assert states.count("UP") == n, {s: states.count(s) for s in states}
+            assert beats["answers"] >= 0.9 * n * seconds, beats
+            rows += [line(f"agents_{n}{way}_cpu_pct", 100 * used / took, "% of a core", start_s=started["start_s"],
+                          beats_per_s=beats["beats"] / took, slowest_answer_ms=beats["slowest_ms"]),
+                     line(f"agents_{n}{way}_rss_mb", rss, "MB", peak_mb=peak)]
+    return rows
+
+
 BENCHES = [
+    (tuple(f"agents_1000{way}_{x}" for way in ("", "_unix") for x in ("cpu_pct", "rss_mb")), bench_agents),
     (("submit_p50_ms", "submit_p99_ms", "submits_per_s"), bench_submit),
+    (("status_ms_100k", "submit_p99_ms_100k", "submits_per_s_64"), bench_many),
+    (("sched_pass_ms_10k",), bench_sched),
     (("first_step_s",), bench_first_step),
     (("demo_tok_s_tp1", "demo_tok_s_tp2"), bench_demo),
     (("cpu_train_tok_s",), bench_cpu_train),

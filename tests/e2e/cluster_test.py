@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Jobs over several nodes: agents of one machine with addresses of their own (127.0.0.x), all by TLS, one checkpoint
 directory."""
-import os, shutil, signal, subprocess, time
+import csv, io, os, shutil, signal, subprocess, time
 
 from harness import BIN, Cluster, Process, Skip, processes_with, run, tiny_job, wait_until
 
@@ -85,6 +85,24 @@ def test_the_controller_restarts_under_load():
         assert row["attempt"] == 1, c.explain(job)
 
 
+def test_a_job_ends_while_everybody_is_away():
+    """Its ranks end without controller, and the agents that saw it are killed: what is on disk tells, once, and in full."""
+    with Cluster(agents=2, cpu_slots=1, tls=True, boostd_set=QUICK) as c:
+        job = c.submit(job_of(c, 2, steps=150, every=50))
+        c.wait_state(job, "RUNNING")
+        c.boostd.kill9()
+        wait_until(lambda: not any(pids(c, job).values()), 60, "the ranks end by themselves")
+        for n in ("n1", "n2"):
+            c.agents[n].kill9()
+        c.start_boostd()
+        for n in ("n1", "n2"):
+            c.start_agent(n)
+        row = c.wait_state(job, "COMPLETED")
+        assert row["attempt"] == 1 and row["step"] == 150 and row["last_checkpoint_step"] == 150, row
+        rows = list(csv.DictReader(io.StringIO(c.ok("metrics", job, "--name", "loss", "-o", "csv"))))
+        assert [int(r["step"]) for r in rows] == list(range(1, 151)), rows[:3]
+
+
 def pids(c, job, attempt=1):
     return {n: c.rank_pids(job, attempt, n) for n in c.agents}
 
@@ -151,6 +169,34 @@ def test_a_standby_takes_over():
         c.wait_state(job, "CANCELLED")
         old.terminate()
         c.boostd = new
+
+
+def test_checkpoints_made_after_the_copy_are_found():
+    """All that the copy knows of are deleted by now; the job goes on from the newest there is all the same."""
+    with Cluster(cpu_slots=1, boostd_set={**QUICK, "backup_every_s": 86400}) as c:
+        job = c.submit(tiny_job(c, steps=100_000, every=10))
+        c.wait_step(job, 12)
+        c.boostd.terminate()
+        shutil.copytree(c.state_dir, c.dir / "copy")
+        c.start_boostd()
+        known = {k["step"] for k in c.json("ckpt", "ls", job)["checkpoints"] if k["state"] == "COMMITTED"}
+        wait_until(lambda: min(k["step"] for k in c.json("ckpt", "ls", job)["checkpoints"] if k["state"] == "COMMITTED")
+                   > max(known), 30, "the old checkpoints are gone")
+        c.boostd.kill9()
+        kill_node(c, "n1")
+        left = max(int(p.name[5:].split(".")[0]) for p in (c.dir / "ckpt").glob("*/step-*") if (p / "manifest.json").exists())
+        shutil.rmtree(c.dir / "agent-n1" / "attempts")  # or it would tell of its shards again
+        shutil.rmtree(c.state_dir)
+        shutil.move(c.dir / "copy", c.state_dir)
+        argv = [*c.boostd.argv, "--adopt"]
+        c.boostd = Process(argv, c.dir / "boostd.log", c.env)
+        c._procs.append(c.boostd)
+        c.start_agent("n1")
+        c.wait_state(job, "RUNNING")
+        texts = [e["text"] for e in c.events(job)]
+        assert any(f"from the checkpoint of step {left}" in t for t in texts), (left, texts)
+        c.ok("cancel", "--now", "-y", job)
+        c.wait_state(job, "CANCELLED")
 
 
 run(globals())

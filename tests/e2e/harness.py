@@ -188,7 +188,8 @@ class Cluster:
         argv = [BIN / "boostd", "--config", "/dev/null", "--state-dir", self.state_dir, "--socket", self.socket]
         tls = {**self.tls_set("controller", "c"), "listen": self.address or "127.0.0.1:0"} if self.tls else {}
         for key, value in {**self.boostd_set, **tls, **sets}.items():
-            argv += ["--set", f"{key}={value}"]
+            for one in value if isinstance(value, list) else [value]:  # of a repeated field
+                argv += ["--set", f"{key}={one}"]
         self.boostd = Process(argv, self.dir / "boostd.log", self.env)
         self._procs.append(self.boostd)
         if self.tls:  # the port that it got is kept through restarts

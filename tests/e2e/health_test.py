@@ -39,6 +39,7 @@ def test_a_failed_check_cordons_and_a_passing_one_resumes():
         n = node(c)
         assert n["admin_by"] == "health" and "scratch disk is gone" in n["reason"], n
         assert [f["check"] for f in n["failed_checks"]] == ["script"], n
+        assert "| nodes 1 up, 1 cordoned |" in c.ok("status"), c.ok("status")
         assert "health       script failed: " in c.ok("node", "show", "n1")
         assert c.status(running)["state"] == "RUNNING"  # what runs goes on
         waits = c.submit(tiny_job(c, steps=5))
@@ -54,6 +55,20 @@ def test_a_failed_check_cordons_and_a_passing_one_resumes():
         (c.dir / "broken").unlink()
         wait_until(lambda: not node(c).get("failed_checks"), 20, "the check passes")
         assert node(c)["reason"].startswith("new cables"), node(c)
+
+
+def test_a_node_gets_nothing_before_its_first_check_has_ended():
+    with Cluster(agents=0, cpu_slots=1) as c:
+        c.start_agent("n1", health_script=script(c, "health.sh", "while [ ! -e go ]; do sleep 0.02; done"))
+        c.wait_nodes(1)
+        job = c.submit(tiny_job(c, steps=5))
+        n = node(c)
+        assert n["admin"] == "CORDONED" and n["health_pending"], n
+        assert "its first check has not ended" in c.ok("node", "show", "n1")
+        assert c.status(job)["state"] == "QUEUED"
+        (c.dir / "go").touch()
+        c.wait_state(job, "COMPLETED")
+        assert not node_events(c, "node-cordoned")
 
 
 def test_a_node_whose_prolog_fails_is_passed_over():

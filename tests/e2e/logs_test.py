@@ -33,7 +33,8 @@ def test_since(c):
     assert c.ok("logs", c.job, "--rank", 1, "--since", stamp) == "late\n", stamp
     time.sleep(1.2)
     assert c.ok("logs", c.job, "--rank", 1, "--since", "100ms") == ""
-    follow = c.popen_ctl("logs", c.job, "--rank", 1, "--since", "100ms", "-f")
+    follow = c.popen_ctl("logs", c.job, "--rank", 1, "--since", "20s", "-f")
+    assert [follow.stdout.readline() for _ in range(2)] == ["early\n", "late\n"]
     say(c, c.job, 1, "followed\n")
     assert follow.stdout.readline() == "followed\n"
     follow.kill()

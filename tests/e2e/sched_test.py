@@ -85,6 +85,30 @@ def test_update_preemption_and_usage(c):
 
 
 @shared
+def test_an_array(c):
+    spec = c.dir / "sweep.pbtxt"
+    spec.write_text(tiny_job(c, name="sweep", steps=5))
+    out = c.ok("submit", spec, "--array", "0-4:2%1", "--set", "optimizer.lr={1e-3|2e-3|3e-3}", "--set", "run.seed={i}", "--wait")
+    first = int(out.split()[1])
+    assert f"array {first} queued: jobs {first} to {first + 2}, sweep-0 to sweep-4, 1 at once (each 1 node x 1 device" in out, out
+    for k in range(3):
+        shown = {**c.status(f"{first}_{2 * k}"), **c.json("show", f"{first}_{2 * k}")}
+        assert shown["id"] == first + k and shown["name"] == f"sweep-{2 * k}" and shown["array_index"] == 2 * k, shown
+        assert shown["array_job"] == first and shown["state"] == "COMPLETED"
+        assert shown["resolved"]["optimizer"]["lr"] == (k + 1) / 1000 and shown["resolved"]["run"]["seed"] == 2 * k
+    times = sorted((shown["attempts"][0]["start"], shown["attempts"][0]["end"])
+                   for shown in (c.json("show", first + k) for k in range(3)))
+    assert all(a[1] <= b[0] for a, b in zip(times, times[1:])), f"two ran at once: {times}"
+    ids = c.ok("submit", spec, "--array", "1-3", "--parsable", "--hold").split()
+    out = c.ok("cancel", "-y", f"{ids[0]}_*")
+    assert all(f"job {i}: CANCELLED" in out for i in ids), out
+    for words, rc, says in ((["--array", "3-1"], 2, "goes down"), (["--array", "0-1", "--set", "run.seed={1|2|3}"], 2, "not as many"),
+                            (["--array", "0-1", "--set", "parallel.tp={1|3}"], 6, "task 1"), (["--array", "0-4"], 5, "task 0: ")):
+        r = c.ctl("submit", spec, *words)
+        assert r.rc == rc and says in r.err, (words, r)
+
+
+@shared
 def test_limits(c):
     held = [c.submit(tiny_job(c, name=f"held-{i}"), "--hold") for i in range(4)]
     r = c.ctl("submit", "-", input=tiny_job(c))

@@ -20,7 +20,7 @@ def frames(rank):
 
 @shared
 def test_a_running_job(c):
-    c.job = c.submit(endless(c, tp=2))
+    c.job = c.submit(endless(c, tp=2, hidden=256))  # more computing, less waiting
     wait_rank_step(c, c.job, 1, 3)
     pids = c.rank_pids(c.job, 1)
     began = time.monotonic()
@@ -81,7 +81,7 @@ def test_a_stopped_rank(c):
         assert waiting["answered"] and not waiting["moved"], waiting
         inside = [x for x in waiting["collectives"] if x["where"] == "INSIDE"]
         assert len(inside) == 1 and inside[0]["group"] in ("tp", "world"), waiting
-        assert any("comm_all_reduce" in f for f in frames(waiting)), frames(waiting)
+        assert any(f"comm_{inside[0]['kind']}+0x" in f for f in frames(waiting)), (inside, frames(waiting))
         assert [b["rank"] for b in behind] == [1], (behind, ranks)
         assert behind[0]["waiting"] == [0] and behind[0]["waits_in"] == inside[0], behind
         assert behind[0]["calls"] == inside[0]["call"] - 1, behind
@@ -122,6 +122,35 @@ def test_more_ranks_than_one_answer_holds():
             os.kill(pids[9], signal.SIGCONT)
         assert sorted(ranks) == list(range(10)), ranks
         assert [r for r in ranks if not ranks[r]["answered"]] == [9], ranks
+        c.ok("cancel", job, "--now", "-y")
+        c.wait_state(job, "CANCELLED")
+
+
+def test_ranks_on_two_nodes():
+    """Each rank by its own node's agent; of a node that cannot be reached that is said, and nobody is accused."""
+    with Cluster(agents=2, cpu_slots=1) as c:
+        job = c.submit(endless(c, tp=2), "--set", "resources.nodes=2", "--set", "resources.devices_per_node=1")
+        c.wait_state(job, "RUNNING")
+        ranks, _ = stacks(c, job)
+        node = {r: ranks[r]["node"] for r in (0, 1)}
+        assert sorted(node.values()) == ["n1", "n2"] and all(r["answered"] for r in ranks.values()), ranks
+        pid = ranks[1]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            wait_until(lambda: not stacks(c, f"{job}/0")[0][0]["moved"], 10, "rank 0 waits")
+            ranks, behind = stacks(c, job)
+            assert ranks[0]["answered"] and not ranks[1]["answered"], ranks
+            assert all(b["rank"] == 1 and b["node"] == node[1] and b["waiting"] == [0] for b in behind), behind
+            lines = c.ok("logs", job, "--node", node[0], "--tail", "1").splitlines()
+            assert len(lines) == 1 and lines[0].startswith("rank 0: step "), lines
+            c.agents[node[1]].kill9()
+            ranks, behind = stacks(c, job)
+            assert ranks[0]["answered"] and not behind and not ranks[1]["threads"], (ranks, behind)
+            assert f"{node[1]} cannot be reached" in ranks[1]["note"], ranks[1]
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        c.start_agent(node[1])
+        wait_until(lambda: stacks(c, job)[0][1]["answered"], 20, "the agent is back")
         c.ok("cancel", job, "--now", "-y")
         c.wait_state(job, "CANCELLED")
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """TCP with TLS between boostctl, agents and boostd: what works, and what each side says when a certificate is not good."""
-import os, shutil, signal, socket, ssl, subprocess, tempfile, time
+import os, resource, shutil, signal, socket, ssl, subprocess, tempfile, time
 from pathlib import Path
 
-from harness import BIN, ROOT, Cluster, run, tiny_job, wait_until
+from harness import BIN, ROOT, Cluster, Skip, run, tiny_job, wait_until
 from wire import HELLO, Wire, agent_hello, frame, num, parse, register, sub
 
 def said(process, text, deadline=10.0):
@@ -70,9 +70,27 @@ def test_heartbeats_have_a_connection_of_their_own():
                 w.send(frame(sub(40, sub(1, "x") + b"\x11" + b"\1" * 8)))
                 assert why in w.reply()[10][0]
                 assert w.ended()
+        # One that registers, then again with nonsense, is refused and gone; the node's next agent is as welcome as any.
+        c.certs("node", "n3")
+        for _ in range(3):
+            with TlsWire(c, "node", "n3", agent_hello("n3")) as w:
+                w.send(register("n3", instance="a"))
+                token = parse(w.reply()[1][0])[4][0]
+                with TlsWire(c, "node", "n3", agent_hello("n3")) as heart:
+                    heart.send(frame(sub(40, sub(1, "a") + b"\x11" + token)))
+                    assert 9 in heart.reply()
+                    heart.send(frame(sub(2, num(1, 5))))
+                    assert parse(heart.reply()[9][0])[1] == [5]
+                    w.send(register("n3", instance="b", boot=""))
+                    assert 10 in w.reply() and w.ended()
+                    heart.send(frame(sub(2, num(1, 6))))
+                    assert parse(heart.reply()[9][0])[1] == [6]
+                    heart.send(register("n3", instance="c"))  # not what this connection is for
+                    assert heart.ended()
+        c.ok("ping")
         before = len(established(c))
         assert before == 2, before
-        assert c.json("node", "ls")["nodes"][0]["state"] == "UP"
+        assert {x["name"]: x["state"] for x in c.json("node", "ls")["nodes"]}["n1"] == "UP"
 
 
 def test_certificates_that_do_not_do():
@@ -213,14 +231,27 @@ def run_openssl(*args):
     subprocess.run(["openssl", *map(str, args)], check=True, capture_output=True)
 
 
+def hung_up(s):
+    try:
+        return not s.recv(1)
+    except ConnectionResetError:
+        return True
+
+
 def test_stalled_crafted_and_refused_input():
     with Cluster(agents=0, tls=True) as c:
         host, port = c.address.rsplit(":", 1)
         user = os.path.basename(c.env["BOOST_TLS_DIR"])[5:]
-        stalled = [socket.create_connection((host, int(port)), timeout=20) for _ in range(20)]
-        for s in stalled:
-            s.sendall(bytes.fromhex("16030102000100"))  # the beginning of a handshake
+        # More than SESSION_MAX_HALF_OPEN beginnings of a handshake: the oldest have to go, others come in.
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+        stalled = []
+        for _ in range(1024 + 50):
+            stalled.append(socket.create_connection((host, int(port)), timeout=20))
+            stalled[-1].sendall(bytes.fromhex("16030102000100"))
         c.ok("ping")
+        said(c.boostd, "over 1024 connections without a hello")
+        assert hung_up(stalled[0]) and hung_up(stalled[40])
         # Inside TLS: a frame that is too long, one that is no message, one cut in two.
         with TlsWire(c, "user", user) as w:
             w.send(b"\xff\xff\xff\xff")
@@ -286,6 +317,55 @@ def test_new_certificates_without_a_restart():
         c.wait_nodes(1)
 
 
+def test_a_revoked_certificate_and_one_that_ends_soon():
+    with Cluster(agents=0, tls=True, start=False) as c:
+        c.certs("node", "n1")
+        c.certs("user", "other", "--days", "5")
+        c.certs("revoke", "node", "n1")
+        c.certs("node", "n1")  # a new one is good
+        c.start_boostd(tls_ca=c.dir / "certs" / "trusted.crt")
+        fails(c, 5, "does not know", "--tls-dir", c.cert_dir("user", "other"), "ping")
+        said(c.boostd, "the certificate of user other ends in ")
+        c.start_agent("n1")
+        c.wait_nodes(1)
+        x = context(c)
+        gone = c.dir / "certs" / "node-n1.revoked1"
+        x.load_cert_chain(str(gone / "tls.crt"), str(gone / "tls.key"))
+        assert "revoked" in refused_by_server(c, x)
+        said(c.boostd, "certificate revoked")
+        # By SIGHUP, for who is revoked later.
+        user = os.path.basename(c.env["BOOST_TLS_DIR"])[5:]
+        c.ok("ping")
+        shutil.copytree(c.env["BOOST_TLS_DIR"], c.dir / "kept")
+        c.certs("revoke", "user", user)
+        c.boostd.child.send_signal(signal.SIGHUP)
+        said(c.boostd, "certificates are read again")
+        fails(c, 5, "it was revoked", "--tls-dir", c.dir / "kept", "ping")
+        c.env.pop("BOOST_HOST")  # the Unix socket, to end
+
+
+def test_both_families():
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            pass
+    except OSError:
+        raise Skip("no IPv6 here")
+    with Cluster(agents=0, tls=True, start=False) as c:
+        shutil.move(c.cert_dir("controller", "c"), c.dir / "old")
+        c.certs("controller", "c")  # its usual hosts: localhost in both families
+        c.start_boostd(listen=["127.0.0.1:0", "[::1]:0"])
+        four, six = c.boostd.ready_line.split("listen=")[1].split(",")
+        assert six.startswith("[::1]:"), six
+        for host in (four, six, four.replace("127.0.0.1", "localhost")):
+            c.ok("--host", host, "ping")
+        c.start_agent("n1", controller_address=["[::1]:1", six])  # and the first that does not answer is passed over
+        c.wait_nodes(1)
+        busy = [BIN / "boostd", "--config", "/dev/null", "--state-dir", c.dir / "other", "--socket", c.dir / "o", "--listen",
+                six] + [x for k, v in c.tls_set("controller", "c").items() for x in ("--set", f"{k}={v}")]
+        p = subprocess.run([str(a) for a in busy], capture_output=True, text=True, timeout=20)
+        assert p.returncode == 5 and "another program has this port" in p.stderr, p
+
+
 def test_make_certs():
     script = ROOT / "deploy" / "make-certs.sh"
 
@@ -321,9 +401,7 @@ def test_make_certs():
 
 
 def test_who_may_do_what():
-    me = os.geteuid()
-    if me != 0:
-        from harness import Skip
+    if os.geteuid() != 0:
         raise Skip("needs root, to be somebody else")
     with Cluster(tls=True) as c:
         c.certs("user", "daemon")

@@ -9,8 +9,11 @@
  *   1 mig 1        it is in MIG mode
  *   1 same 0       it has the UUID of GPU 0
  *   0 used 900     MiB used, without the driver's own; else 1
+ *   0 slow 500     milliseconds that it takes to be asked for its UUID
+ *   0 screen 700   MiB that a process for graphics uses
  *   1 link 0       NVLink joins it with GPU 0
  */
+#include <poll.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,6 +61,7 @@ int nvmlDeviceGetName(struct device *d, char *out, unsigned len);
 int nvmlDeviceGetMemoryInfo(struct device *d, struct memory *out);
 int nvmlDeviceGetPciInfo_v3(struct device *d, struct pci *out);
 int nvmlDeviceGetComputeRunningProcesses_v3(struct device *d, unsigned *count, struct process *out);
+int nvmlDeviceGetGraphicsRunningProcesses_v3(struct device *d, unsigned *count, struct process *out);
 int nvmlDeviceGetTotalEccErrors(struct device *d, int type, int counter, unsigned long long *out);
 int nvmlDeviceGetRemappedRows(struct device *d, unsigned *corrected, unsigned *uncorrected, unsigned *pending,
                               unsigned *failed);
@@ -145,6 +149,9 @@ static bool wild(const struct device *d, void *out, size_t bytes)
 
 int nvmlDeviceGetUUID(struct device *d, char *out, unsigned len)
 {
+    long slow = line(d->index, "slow", 0, NULL);
+    if (slow > 0)
+        poll(NULL, 0, (int)slow);
     if (line(d->index, "lost", 0, NULL) > 0)
         return IS_LOST;
     if (!wild(d, out, len))
@@ -187,6 +194,17 @@ int nvmlDeviceGetComputeRunningProcesses_v3(struct device *d, unsigned *count, s
     memset(out, 0, cap * sizeof *out); /* as the real one, which fills in nothing of a list that is too short */
     *count = cap + 1;
     return INSUFFICIENT_SIZE;
+}
+
+int nvmlDeviceGetGraphicsRunningProcesses_v3(struct device *d, unsigned *count, struct process *out)
+{
+    long mib = line(d->index, "screen", 0, NULL);
+    if (wild(d, out, *count * sizeof *out))
+        return SUCCESS;
+    *count = mib > 0;
+    if (mib > 0)
+        *out = (struct process){.pid = 1, .bytes = (unsigned long long)mib << 20};
+    return SUCCESS;
 }
 
 int nvmlDeviceGetTotalEccErrors(struct device *d, int type, int counter, unsigned long long *out)

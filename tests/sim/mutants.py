@@ -36,6 +36,7 @@ MUTANTS = [
     ("lost-is-free", "daemon/core_attempts.c", "if (!lost && n)\n        node_release", "if (n)\n        node_release",
      ""),
     ("holdings-forgotten-at-boot", "daemon/core_boot.c", "node_hold(n, job->id, a->number,", "(void)(job->id, a->number,", ""),
+    ("spares-outlive-the-job", "daemon/core_jobs.c", "        spares_release(c, job);", "        ;", ""),
     # Resume only from committed checkpoints.
     ("resume-from-writing", "daemon/core_checkpoints.c",
      "if (job->checkpoints[i]->state == CKPT(COMMITTED) && !job->checkpoints[i]->damaged",
@@ -46,6 +47,11 @@ MUTANTS = [
      "resume only from committed checkpoints"),
     ("deleted-before-row", "daemon/core_checkpoints.c", "    if (job->unsettled)\n        return; /* rows first */\n", "",
      ""),
+    # A node out of use gets nothing new.
+    ("closed-is-open", "daemon/core_queue.c", ".open = node->admin == ADMIN(NONE),", ".open = true,",
+     "a node out of use gets nothing new"),
+    ("operators-cordon-lost", "daemon/core_drain.c", "if (theirs || n->admin == ADMIN(DRAINING))", "if (n->admin == ADMIN(DRAINING))",
+     "a node out of use gets nothing new"),
     # A node that is heard is never DOWN.
     ("grace-forgotten", "daemon/core_nodes.c", "if (down < c->up_since + c->restart_grace_ns)", "if (false)",
      "a node that is heard is never DOWN"),

@@ -28,7 +28,7 @@
 #include "proto/base/clock.h"
 #include "tests/world/mem_store.h"
 
-enum { MAX_NODES = 5, MAX_SLOTS = 4, MAX_WORLD = MAX_NODES * MAX_SLOTS, MAX_JOBS = 16, MAX_FORMER = 64 };
+enum { MAX_NODES = 5, MAX_SLOTS = 4, MAX_WORLD = MAX_NODES * MAX_SLOTS, MAX_JOBS = 32, MAX_FORMER = 64 };
 
 #define US INT64_C(1000)
 #define MS NS_PER_MS
@@ -98,7 +98,8 @@ struct run {
     struct proc ranks[MAX_SLOTS];
     bool cuda;
     int64_t steps, every, from_step;
-    int from_attempt; /* 0: from the initial weights */
+    int from_attempt; /* 0: from the initial weights; else the checkpoint is: */
+    int64_t from_job, from_saved;
     int rendezvous_ms;
     /* files */
     bool complete;     /* the directory is */
@@ -107,7 +108,7 @@ struct run {
     bool stop_file;    /* it is told to kill */
     bool end_file;     /* all of it is over, and every end is on disk */
     int64_t seq;
-    int64_t stop_since; /* stop_file */
+    int64_t stop_since; /* when it was last told so */
     int64_t over_seen;  /* when its attempt was first found over, and a process of it alive */
     /* the agent's memory */
     enum run_state state;
@@ -130,7 +131,8 @@ struct sim_node {
     bool agent_up;
     uint64_t instance;
     int64_t paused_until;
-    uint64_t conn; /* 0: none */
+    uint64_t conn;      /* 0: none; */
+    uint64_t conn_life; /* to this life of the controller */
     bool registered;
     int64_t last_answer;
     int64_t retry_ms;
@@ -139,11 +141,16 @@ struct sim_node {
     int64_t slow_until, lossy_until;
     int64_t slow_ns;
     int64_t last_at[2];
+    bool far;       /* heartbeats have a connection of their own, */
+    uint64_t heart; /* which belongs to this life of the controller */
+    int64_t heart_at;
     /* the controller's side */
     uint64_t core_conn;
-    int64_t heard;    /* by this life of the controller; at its start: then */
-    int64_t given_up; /* when the controller last lost it (or one of its kills) */
-    int64_t calm_from; /* from then on nothing hinders what it is told */
+    uint64_t core_instance; /* as registered */
+    bool closed;            /* an operator was told that it is, and nobody asked for it back */
+    int64_t heard;          /* by this life of the controller; at its start: then */
+    int64_t given_up;       /* when the controller last lost it (or one of its kills) */
+    int64_t calm_from;      /* from then on nothing hinders what it is told */
 };
 
 /* ---- an attempt as its ranks see it, a job as its user does ---- */
@@ -169,21 +176,26 @@ struct sim_job {
     bool cancel_promised; /* and acknowledged, */
     int64_t promised_ns;  /* then */
     int submit_no;
-    bool limited;         /* has a time limit */
-    bool wrong;           /* a rank was made to say that the job is in error */
+    bool limited; /* has a time limit */
+    bool wrong;   /* a rank was made to say that the job is in error */
     int max_restarts;
-    int app_failures; /* what may count against its restarts */
-    int last_attempt; /* highest ever durable */
-    int state;        /* the durable one; -1: none */
-    int replayed;     /* what the events say */
+    int app_failures;   /* what may count against its restarts */
+    int last_attempt;   /* highest ever durable */
+    int state;          /* the durable one; -1: none */
+    int replayed;       /* what the events say, */
+    bool replayed_open; /* and whether an attempt is under way */
 };
+
+enum other_verb { VERB_SUBMIT = -1, VERB_RESTART = -2, VERB_UPDATE = -3, VERB_NODE = -4 };
 
 struct user_op { /* a request on its way */
     struct user_op *next;
     struct sim *sim;
     uint64_t life; /* of the controller that was asked */
-    int verb;      /* Boost__ControlRequest__Verb, -1: submit */
+    int verb;      /* Boost__ControlRequest__Verb, or one of enum other_verb */
     int64_t job;   /* of a submit: its number among all submits, which is the job's name */
+    int node;      /* of VERB_NODE: its index */
+    bool close;
     bool answered, refused;
 };
 
@@ -276,7 +288,7 @@ struct sim {
 bool sim_run(struct sim *s, uint64_t seed, bool trace);
 void sim_free(struct sim *s);
 struct event *at(struct sim *s, int64_t when, void (*fn)(struct sim *, struct event *), const char *what);
-uint64_t chance(struct sim *s);                        /* 64 random bits */
+uint64_t chance(struct sim *s);                         /* 64 random bits */
 int64_t between(struct sim *s, int64_t lo, int64_t hi); /* lo..hi, both in */
 bool one_in(struct sim *s, int n);
 void trace(struct sim *s, const char *fmt, ...) PRINTF_LIKE(2, 3);
@@ -287,7 +299,7 @@ void draw_world(struct sim *s);
 /* ---- sim_controller.c ---- */
 
 void controller_boot(struct sim *s);
-void controller_die(struct sim *s); /* not from inside a call of the core */
+void controller_die(struct sim *s);  /* not from inside a call of the core */
 void controller_poke(struct sim *s); /* after every input */
 void store_kick(struct sim *s);
 
@@ -298,6 +310,7 @@ void link_connect(struct sim *s, struct sim_node *n);
 void link_close(struct sim *s, struct sim_node *n, bool told);
 void link_retry(struct sim *s, struct sim_node *n);
 void link_up(struct sim *s, struct sim_node *n, const Boost__AgentMessage *m);
+void link_heart(struct sim *s, struct sim_node *n);
 bool link_down(struct sim *s, struct sim_node *n, const Boost__ControllerMessage *m);
 
 /* ---- sim_agent.c ---- */
@@ -338,6 +351,8 @@ void ranks_power_off(struct sim *s, struct sim_node *n);
 /* ---- sim_files.c ---- */
 
 struct saved *saved_find(struct sim *s, int64_t job, int64_t step, int attempt);
+/* Of ".../0badcafe-<job>/step-<n>.a<k>". */
+bool saved_name(const char *dir, int64_t *job, int64_t *step, int *attempt);
 void saved_shard(struct sim *s, int64_t job, int64_t step, int attempt, int world, int rank);
 void file_task(struct sim *s, struct sim_node *n, const Boost__Task *t);
 bool saved_whole(const struct saved *k);
@@ -346,8 +361,8 @@ bool saved_whole(const struct saved *k);
 
 void users_begin(struct sim *s);
 void users_release_all(struct sim *s);
-bool users_wait(const struct sim *s); /* for an answer */
-struct sim_job *job_by_id(struct sim *s, int64_t id); /* NULL: not known */
+bool users_wait(const struct sim *s);                             /* for an answer */
+struct sim_job *job_by_id(struct sim *s, int64_t id);             /* NULL: not known */
 bool was_refused(const struct sim *s, const struct sim_job *job); /* in this life of the controller */
 
 /* ---- sim_faults.c ---- */
@@ -366,8 +381,8 @@ void check_delete(struct sim *s, const struct saved *k);
 void check_event(void *arg, const struct store_event *e);
 void check_apply(void *arg, const struct mem_txn *t);   /* before its rows replace others */
 void check_applied(void *arg, const struct mem_txn *t); /* after */
-void check_always(struct sim *s); /* after every event */
-bool check_over(struct sim *s);   /* every job has ended */
+void check_always(struct sim *s);                       /* after every event */
+bool check_over(struct sim *s);                         /* every job has ended */
 void check_end(struct sim *s);
 
 #endif

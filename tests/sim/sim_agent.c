@@ -214,7 +214,8 @@ static void start(struct sim *s, struct sim_node *n, const Boost__AttemptStart *
         r->ranks[r->n++] = (struct proc){.rank = o->ranks[i]};
     if (o->resume) {
         r->from_step = o->resume->step;
-        r->from_attempt = o->resume->attempt;
+        if (!saved_name(o->resume->path, &r->from_job, &r->from_saved, &r->from_attempt))
+            violated(s, "protocol", "%lld.%d is to start from %s", (long long)r->job, r->attempt, o->resume->path);
     }
     n->runs = r;
     struct event *e = at(s, s->now + between(s, 2 * MS, 300 * MS), prepared, "run directory made");
@@ -288,6 +289,7 @@ static void verdict(struct sim *s, struct sim_node *n, const Boost__Verdict *v)
 static void registered(struct sim *s, struct sim_node *n, const Boost__Registered *m)
 {
     n->registered = true;
+    n->heart = n->far ? n->conn_life : 0;
     if (s->now > n->calm_from)
         n->calm_from = s->now;
     n->retry_ms = 0;
@@ -385,6 +387,8 @@ static void beat(struct sim *s, struct event *e)
             trace(s, "%s has no answer: it connects anew", n->name);
             link_close(s, n, true);
             link_retry(s, n);
+        } else if (n->heart) {
+            link_heart(s, n);
         } else if (n->registered) {
             Boost__Heartbeat h = BOOST__HEARTBEAT__INIT;
             Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
@@ -405,6 +409,7 @@ void agent_start(struct sim *s, struct sim_node *n)
     n->instance = ++s->next_id;
     n->retry_ms = 0;
     n->conn = 0;
+    n->heart = 0;
     n->registered = false;
     trace(s, "the agent of %s starts", n->name);
     for (struct run *r = n->runs, *next; r; r = next) {

@@ -2,6 +2,7 @@
  * told; the core is never asked what it believes, but for its counters, its table of
  * jobs and, now and then, its table of nodes. */
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,8 +23,8 @@ static const char *name_of(int state)
 
 /* ---- processes ---- */
 
-/* Whether the controller may take it that nothing of the attempt is on the node, though something is: it was fenced, and
- * the node was lost since, or did not confirm a kill. */
+/* Whether the controller may take it that nothing of the attempt is on the node, though something is: it was fenced,
+ * and the node was lost since, or did not confirm a kill. */
 static bool given_up(const struct sim *s, const struct run *r)
 {
     const struct store_attempt *a = mem_attempt(s->store, r->job, r->attempt);
@@ -38,11 +39,11 @@ void check_start(struct sim *s, const struct sim_node *n, const Boost__AttemptSt
         violated(s, "rows before orders", "%s is told to start %" PRId64 ".%d, of which no row is durable", n->name,
                  start->job, start->attempt);
     if (a->end_ns)
-        violated(s, "attempts only increase", "%s is told to start %" PRId64 ".%d, which has ended", n->name, start->job,
-                 start->attempt);
+        violated(s, "attempts only increase", "%s is told to start %" PRId64 ".%d, which has ended", n->name,
+                 start->job, start->attempt);
     if (start->attempt < job->last_attempt)
-        violated(s, "attempts only increase", "%s is told to start %" PRId64 ".%d after attempt %d", n->name, start->job,
-                 start->attempt, job->last_attempt);
+        violated(s, "attempts only increase", "%s is told to start %" PRId64 ".%d after attempt %d", n->name,
+                 start->job, start->attempt, job->last_attempt);
     if (terminal(job->state))
         violated(s, "terminal states are final", "%s is told to start %" PRId64 ".%d of a job that is %s", n->name,
                  start->job, start->attempt, name_of(job->state));
@@ -55,11 +56,13 @@ void check_start(struct sim *s, const struct sim_node *n, const Boost__AttemptSt
     if (!start->resume)
         return;
     s->resumes++;
-    const struct store_checkpoint *k = mem_checkpoint(s->store, start->job, start->resume->step, start->resume->attempt);
+    int64_t from, step;
+    int attempt;
+    const struct store_checkpoint *k =
+        saved_name(start->resume->path, &from, &step, &attempt) ? mem_checkpoint(s->store, from, step, attempt) : NULL;
     if (!k || k->state != (int)CKPT(COMMITTED))
-        violated(s, "resume only from committed checkpoints",
-                 "%" PRId64 ".%d starts from step %" PRId64 " of attempt %d, which is %s", start->job, start->attempt,
-                 start->resume->step, start->resume->attempt, k ? "not committed" : "no checkpoint");
+        violated(s, "resume only from committed checkpoints", "%" PRId64 ".%d starts from %s, which is %s", start->job,
+                 start->attempt, start->resume->path, k ? "not committed" : "no checkpoint");
 }
 
 void check_spawn(struct sim *s, const struct run *r)
@@ -73,8 +76,8 @@ void check_spawn(struct sim *s, const struct run *r)
         for (int i = 0; i < x->n; i++)
             busy += x->ranks[i].alive;
         if (x->job == r->job && run_has_process(x))
-            violated(s, "one live attempt a device", "%" PRId64 ".%d starts on %s beside attempt %d", r->job, r->attempt,
-                     n->name, x->attempt);
+            violated(s, "one live attempt a device", "%" PRId64 ".%d starts on %s beside attempt %d", r->job,
+                     r->attempt, n->name, x->attempt);
     }
     if (busy > n->slots)
         violated(s, "no node over-committed", "%" PRId64 ".%d makes %d ranks on the %d slots of %s", r->job, r->attempt,
@@ -84,8 +87,8 @@ void check_spawn(struct sim *s, const struct run *r)
     for (int i = 0; i < s->n_nodes && !fenced; i++)
         for (const struct run *x = s->nodes[i].runs; x; x = x->next)
             if (x->job == r->job && x->attempt != r->attempt && run_has_process(x) && !given_up(s, x))
-                violated(s, "one live attempt a device", "%" PRId64 ".%d starts on %s while attempt %d runs on %s", r->job,
-                         r->attempt, n->name, x->attempt, s->nodes[i].name);
+                violated(s, "one live attempt a device", "%" PRId64 ".%d starts on %s while attempt %d runs on %s",
+                         r->job, r->attempt, n->name, x->attempt, s->nodes[i].name);
 }
 
 void check_loaded(struct sim *s, const struct run *r)
@@ -93,28 +96,44 @@ void check_loaded(struct sim *s, const struct run *r)
     if (!r->from_attempt)
         return;
     const struct store_attempt *mine = mem_attempt(s->store, r->job, r->attempt);
-    const struct saved *k = saved_find(s, r->job, r->from_step, r->from_attempt);
+    const struct saved *k = saved_find(s, r->from_job, r->from_saved, r->from_attempt);
     if ((!k || !k->manifest || !saved_whole(k)) && mine && !mine->fenced && !mine->end_ns)
         violated(s, "resume only from committed checkpoints",
-                 "%" PRId64 ".%d finds no whole checkpoint of step %" PRId64 " of attempt %d", r->job, r->attempt,
-                 r->from_step, r->from_attempt);
+                 "%" PRId64 ".%d finds no whole checkpoint of step %" PRId64 " of %" PRId64 ".%d", r->job, r->attempt,
+                 r->from_saved, r->from_job, r->from_attempt);
 }
 
 void check_delete(struct sim *s, const struct saved *k)
 {
     const struct store_checkpoint *row = mem_checkpoint(s->store, k->job, k->step, k->attempt);
     if (row && row->state == (int)CKPT(COMMITTED))
-        violated(s, "what is committed stays", "the files of step %" PRId64 " of %" PRId64 ".%d go, and its row is COMMITTED",
-                 k->step, k->job, k->attempt);
+        violated(s, "what is committed stays",
+                 "the files of step %" PRId64 " of %" PRId64 ".%d go, and its row is COMMITTED", k->step, k->job,
+                 k->attempt);
 }
 
 /* ---- events ---- */
+
+/* "attempt 2 on n1:0,1;n2:2, from ..." */
+static void check_placed(struct sim *s, const struct store_event *e)
+{
+    for (int i = 0; i < s->n_nodes; i++) {
+        char first[24], later[24];
+        snprintf(first, sizeof first, " %s:", s->nodes[i].name);
+        snprintf(later, sizeof later, ";%s:", s->nodes[i].name);
+        if (s->nodes[i].closed && (strstr(e->text, first) || strstr(e->text, later)))
+            violated(s, "a node out of use gets nothing new", "%s was taken out of use, and job %" PRId64 ": %s",
+                     s->nodes[i].name, e->job, e->text);
+    }
+}
 
 void check_event(void *arg, const struct store_event *e)
 {
     struct sim *s = arg;
     bool down = strcmp(e->kind, "node-down") == 0;
-    if (!down && strcmp(e->kind, "node-drained") != 0)
+    if (strcmp(e->kind, "started") == 0)
+        check_placed(s, e);
+    if (!down && strcmp(e->kind, "node-drained") != 0 && strcmp(e->kind, "kill-overdue") != 0)
         return;
     for (int i = 0; i < s->n_nodes; i++) {
         struct sim_node *n = &s->nodes[i];
@@ -144,15 +163,15 @@ static bool says(const char *text, const char *part)
     return found && (!end || found < end);
 }
 
-/* The state of a job behind an event, from its state before. */
-static int replay(int state, const struct store_event *e)
+/* The state of a job behind an event, from its state before. open: it has an attempt that has not ended. */
+static int replay(int state, bool open, const struct store_event *e)
 {
     static const struct {
         const char *kind;
         int state;
-    } plain[] = {{"started", STATE(STARTING)},   {"running", STATE(RUNNING)},     {"completed", STATE(COMPLETED)},
-                 {"failed", STATE(FAILED)},      {"cancelled", STATE(CANCELLED)}, {"timeout", STATE(TIMEOUT)},
-                 {"held", STATE(HELD)},          {"queued", STATE(QUEUED)},       {"recovering", STATE(RECOVERING)}};
+    } plain[] = {{"started", STATE(STARTING)}, {"running", STATE(RUNNING)},     {"completed", STATE(COMPLETED)},
+                 {"failed", STATE(FAILED)},    {"cancelled", STATE(CANCELLED)}, {"timeout", STATE(TIMEOUT)},
+                 {"held", STATE(HELD)},        {"queued", STATE(QUEUED)},       {"recovering", STATE(RECOVERING)}};
     static const char *const failures[] = {"rank-exit", "node-lost", "hang", "rendezvous-timeout", "attempt-refused"};
     for (size_t i = 0; i < sizeof plain / sizeof plain[0]; i++)
         if (is(e, plain[i].kind))
@@ -161,16 +180,29 @@ static int replay(int state, const struct store_event *e)
     for (size_t i = 0; i < sizeof failures / sizeof failures[0]; i++)
         if (is(e, failures[i]) && live)
             return says(e->text, "no restart can help") || says(e->text, "restarts used") ? (int)STATE(STOPPING)
-                                                                                         : (int)STATE(RECOVERING);
+                                                                                          : (int)STATE(RECOVERING);
     if (is(e, "submitted"))
         return says(e->text, ", held") ? STATE(HELD) : STATE(QUEUED);
-    if (is(e, "released") && state == (int)STATE(HELD))
+    if ((is(e, "released") || is(e, "restart")) && state == (int)STATE(HELD))
         return STATE(QUEUED);
-    if ((is(e, "cancel") || is(e, "hold") || is(e, "time-limit") || is(e, "drained") ||
-         is(e, "preempted") || is(e, "restart")) &&
+    if (is(e, "restart") && open)
+        return STATE(STOPPING);
+    if ((is(e, "cancel") || is(e, "hold") || is(e, "time-limit") || is(e, "drained") || is(e, "preempted") ||
+         is(e, "growing")) &&
         (live || state == (int)STATE(RECOVERING)))
         return STATE(STOPPING);
     return state;
+}
+
+static void replay_one(struct sim_job *job, const struct store_event *e)
+{
+    static const char *const ends[] = {"completed", "failed",     "cancelled", "timeout",
+                                       "held",      "recovering", "queued",    "submitted"};
+    job->replayed = replay(job->replayed, job->replayed_open, e);
+    job->replayed_open = job->replayed_open || is(e, "started");
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++)
+        if (is(e, ends[i]))
+            job->replayed_open = false;
 }
 
 /* ---- rows ---- */
@@ -189,7 +221,11 @@ static struct sim_job *job_row(struct sim *s, const struct store_job *row)
         violated(s, "events replay to the job table", "the row of job %" PRId64 " does not unpack", row->id);
     job->max_restarts = spec->restart->max_restarts;
     job->limited = spec->time_limit_s > 0;
+    /* A later one of the same name is a restart of the first. */
     job->submit_no = (int)strtol(row->name, NULL, 10);
+    for (int i = 0; i < s->n_jobs - 1; i++)
+        if (s->jobs[i].submit_no == job->submit_no)
+            job->submit_no = 0;
     boost__job_spec__free_unpacked(spec, NULL);
     return job;
 }
@@ -200,8 +236,8 @@ static void check_gone(struct sim *s, const struct sim_job *job)
     for (int i = 0; i < s->n_nodes; i++)
         for (const struct run *r = s->nodes[i].runs; r; r = r->next)
             if (r->job == job->id && run_has_process(r) && !given_up(s, r))
-                violated(s, "terminal states are final", "job %" PRId64 " is %s, and attempt %d still runs on %s", job->id,
-                         name_of(job->state), r->attempt, s->nodes[i].name);
+                violated(s, "terminal states are final", "job %" PRId64 " is %s, and attempt %d still runs on %s",
+                         job->id, name_of(job->state), r->attempt, s->nodes[i].name);
 }
 
 static void check_why(struct sim *s, const struct sim_job *job)
@@ -211,8 +247,8 @@ static void check_why(struct sim *s, const struct sim_job *job)
     if (job->state == (int)STATE(TIMEOUT) && !job->limited)
         violated(s, "terminal states are final", "job %" PRId64 " is TIMEOUT without a limit", job->id);
     if (job->state == (int)STATE(FAILED) && !job->wrong && job->app_failures <= job->max_restarts)
-        violated(s, "jobs finish", "job %" PRId64 " is FAILED after %d failures of its own; it has %d restarts", job->id,
-                 job->app_failures, job->max_restarts);
+        violated(s, "jobs finish", "job %" PRId64 " is FAILED after %d failures of its own; it has %d restarts",
+                 job->id, job->app_failures, job->max_restarts);
 }
 
 static void check_job(struct sim *s, struct sim_job *job, const struct store_job *row)
@@ -270,7 +306,8 @@ void check_apply(void *arg, const struct mem_txn *t)
         if (k->state == (int)CKPT(COMMITTED) && !(before && before->state == k->state) &&
             (!files || !files->manifest || !saved_whole(files)))
             violated(s, "resume only from committed checkpoints",
-                     "step %" PRId64 " of %" PRId64 ".%d is COMMITTED before all of it is there", k->step, k->job, k->attempt);
+                     "step %" PRId64 " of %" PRId64 ".%d is COMMITTED before all of it is there", k->step, k->job,
+                     k->attempt);
     }
     for (int i = 0; i < t->n_events; i++) {
         struct sim_job *job = t->events[i].job ? job_by_id(s, t->events[i].job) : NULL;
@@ -278,7 +315,7 @@ void check_apply(void *arg, const struct mem_txn *t)
             violated(s, "events replay to the job table", "an event of job %" PRId64 ", which has no row",
                      t->events[i].job);
         if (job)
-            job->replayed = replay(job->replayed, &t->events[i]);
+            replay_one(job, &t->events[i]);
     }
     for (int i = 0; i < t->n_jobs; i++) {
         struct sim_job *job = job_by_id(s, t->jobs[i].id);
@@ -294,8 +331,8 @@ void check_applied(void *arg, const struct mem_txn *t)
         const struct store_attempt *a = &t->attempts[i];
         const struct store_attempt *before = a->attempt > 1 ? mem_attempt(s->store, a->job, a->attempt - 1) : NULL;
         if (before && !before->end_ns)
-            violated(s, "attempts only increase", "%" PRId64 ".%d begins before attempt %d has ended", a->job, a->attempt,
-                     a->attempt - 1);
+            violated(s, "attempts only increase", "%" PRId64 ".%d begins before attempt %d has ended", a->job,
+                     a->attempt, a->attempt - 1);
     }
     for (int i = 0; i < t->n_jobs; i++)
         if (terminal(t->jobs[i].state))
@@ -313,7 +350,8 @@ static void check_nodes(struct sim *s)
         const Boost__NodeInfo *n = reply->nodes[i];
         /* Before it has registered, parts of attempts may be counted that it had confirmed gone. */
         if (n->cpu_slots_busy > n->cpu_slots && n->liveness == BOOST__NODE_LIVENESS__VALUE__UP)
-            violated(s, "no node over-committed", "%s has %d of %d slots taken", n->name, n->cpu_slots_busy, n->cpu_slots);
+            violated(s, "no node over-committed", "%s has %d of %d slots taken", n->name, n->cpu_slots_busy,
+                     n->cpu_slots);
     }
     arena_free(&mem);
 }
@@ -332,16 +370,18 @@ static void check_process(struct sim *s, const struct sim_node *n, struct run *r
         r->over_seen = s->now;
     int64_t calm = s->now - n->calm_from - SOON_S * S;
     if (!undying && over && calm > 0 && s->now > r->over_seen + SOON_S * S)
-        violated(s, "what is fenced is killed", "%" PRId64 ".%d is over, and %s, which could be told, still runs it", r->job,
-                 r->attempt, n->name);
-    if (!undying && job && job->cancel_promised && calm > GRACE_S * S && s->now > job->promised_ns + (SOON_S + GRACE_S) * S)
-        violated(s, "cancel ends every process", "job %" PRId64 " was to be cancelled %.0f s ago, and attempt %d runs on %s",
-                 job->id, (double)(s->now - job->promised_ns) / (double)S, r->attempt, n->name);
+        violated(s, "what is fenced is killed", "%" PRId64 ".%d is over, and %s, which could be told, still runs it",
+                 r->job, r->attempt, n->name);
+    if (!undying && job && job->cancel_promised && calm > GRACE_S * S &&
+        s->now > job->promised_ns + (SOON_S + GRACE_S) * S)
+        violated(s, "cancel ends every process",
+                 "job %" PRId64 " was to be cancelled %.0f s ago, and attempt %d runs on %s", job->id,
+                 (double)(s->now - job->promised_ns) / (double)S, r->attempt, n->name);
     int64_t confirm = s->config.kill_confirm_ms * MS;
     bool ending = job && (job->state == (int)STATE(RECOVERING) || job->state == (int)STATE(STOPPING));
     if (undying && r->stop_file && ending && !over && calm > confirm && s->now > r->stop_since + confirm + SOON_S * S)
-        violated(s, "every wait ends", "the kill of %" PRId64 ".%d on %s is waited for since %.0f s", r->job, r->attempt,
-                 n->name, (double)(s->now - r->stop_since) / (double)S);
+        violated(s, "every wait ends", "the kill of %" PRId64 ".%d on %s is waited for since %.0f s", r->job,
+                 r->attempt, n->name, (double)(s->now - r->stop_since) / (double)S);
 }
 
 static void check_processes(struct sim *s)
@@ -410,7 +450,8 @@ void check_end(struct sim *s)
     for (size_t i = 0; reply && i < reply->n_nodes; i++) {
         const Boost__NodeInfo *n = reply->nodes[i];
         if (n->cpu_slots_busy)
-            violated(s, "devices come free", "all jobs have ended, and %s has %d slots taken", n->name, n->cpu_slots_busy);
+            violated(s, "devices come free", "all jobs have ended, and %s has %d slots taken", n->name,
+                     n->cpu_slots_busy);
         if (n->admin != BOOST__NODE_ADMIN__VALUE__NONE)
             violated(s, "devices come free", "%s takes no work at the end: %s", n->name, n->reason ? n->reason : "");
         if (n->liveness != BOOST__NODE_LIVENESS__VALUE__UP)

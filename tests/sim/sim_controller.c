@@ -98,9 +98,10 @@ static void store_step(struct sim *s, struct event *e)
     for (int i = 0; i < group && s->store->pending && s->core; i++) {
         bool crash = s->crash_at && --s->crash_at == 0;
         if (crash) {
-            trace(s, "FAULT the controller dies at a commit (%s)", s->crash_how == CRASH_LOST ? "before it is durable"
-                                                                  : s->crash_how == CRASH_DURABLE ? "durable, untold"
-                                                                                                  : "told, not acted");
+            trace(s, "FAULT the controller dies at a commit (%s)",
+                  s->crash_how == CRASH_LOST      ? "before it is durable"
+                  : s->crash_how == CRASH_DURABLE ? "durable, untold"
+                                                  : "told, not acted");
             s->crash_soon = true;
             if (s->crash_how == CRASH_LOST)
                 return;

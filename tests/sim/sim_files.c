@@ -13,6 +13,19 @@ struct saved *saved_find(struct sim *s, int64_t job, int64_t step, int attempt)
     return NULL;
 }
 
+bool saved_name(const char *dir, int64_t *job, int64_t *step, int *attempt)
+{
+    const char *j = strstr(dir, MEM_STORE_ID "-");
+    const char *n = strstr(dir, "/step-");
+    const char *k = n ? strstr(n, ".a") : NULL;
+    if (!j || !k)
+        return false;
+    *job = strtoll(j + strlen(MEM_STORE_ID) + 1, NULL, 10);
+    *step = strtoll(n + 6, NULL, 10);
+    *attempt = (int)strtol(k + 2, NULL, 10);
+    return true;
+}
+
 void saved_shard(struct sim *s, int64_t job, int64_t step, int attempt, int world, int rank)
 {
     struct saved *k = saved_find(s, job, step, attempt);
@@ -44,16 +57,11 @@ static void saved_remove(struct sim *s, struct saved *k)
 
 /* ---- tasks ---- */
 
-/* ".../0badcafe-<job>/step-<n>.a<k>" */
 static struct saved *saved_of(struct sim *s, const char *dir)
 {
-    const char *job = strstr(dir, MEM_STORE_ID "-");
-    const char *step = strstr(dir, "/step-");
-    const char *attempt = step ? strstr(step, ".a") : NULL;
-    if (!job || !attempt)
-        return NULL;
-    return saved_find(s, strtoll(job + strlen(MEM_STORE_ID) + 1, NULL, 10), strtoll(step + 6, NULL, 10),
-                      (int)strtol(attempt + 2, NULL, 10));
+    int64_t job, step;
+    int attempt;
+    return saved_name(dir, &job, &step, &attempt) ? saved_find(s, job, step, attempt) : NULL;
 }
 
 static int work(struct sim *s, const struct sim_node *n, const Boost__Task *t)
@@ -113,8 +121,8 @@ static void done(struct sim *s, struct event *e)
     if (!t)
         abort();
     int code = work(s, n, t);
-    trace(s, "%s: task %llu (%s): %s", n->name, (unsigned long long)t->id, t->base.descriptor->fields[t->body_case - 1].name,
-          code ? "fails" : "done");
+    trace(s, "%s: task %llu (%s): %s", n->name, (unsigned long long)t->id,
+          t->base.descriptor->fields[t->body_case - 1].name, code ? "fails" : "done");
     reply(s, n, t->id, code);
     boost__task__free_unpacked(t, NULL);
 }

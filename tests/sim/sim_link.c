@@ -3,6 +3,7 @@
  * or repeat a message, happens between connections; a lossy time brings it about
  * within one too, as far as the protocol promises to bear it: repeats both ways, and
  * overtaking on the way to the controller. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,6 +51,8 @@ static void arrive_up(struct sim *s, struct event *e)
                 link_close(s, n, false);
                 link_retry(s, n);
             }
+        } else {
+            n->core_instance = strtoull(m->register_->instance, NULL, 10);
         }
     } else if (n->core_conn == e->guard) {
         n->heard = s->now;
@@ -80,6 +83,38 @@ void link_up(struct sim *s, struct sim_node *n, const Boost__AgentMessage *m)
     }
 }
 
+static void heart_arrives(struct sim *s, struct event *e)
+{
+    struct sim_node *n = &s->nodes[e->node];
+    char instance[32];
+    if (!s->core || (uint64_t)e->b != s->life)
+        return;
+    snprintf(instance, sizeof instance, "%llu", (unsigned long long)e->guard);
+    /* Alone it counts for a while only: what the core makes of it then is its own affair. */
+    if (n->core_conn && n->core_instance == e->guard)
+        n->heard = s->now;
+    core_agent_alive(s->core, n->name, instance);
+    if (n->instance == e->guard && s->now >= n->cut_until[DOWN])
+        n->last_answer = s->now;
+    controller_poke(s);
+}
+
+void link_heart(struct sim *s, struct sim_node *n)
+{
+    if (n->heart != s->life || !s->core)
+        return;
+    int64_t t = s->now + between(s, 100 * US, 3 * MS);
+    if (t < n->cut_until[UP])
+        t = n->cut_until[UP] + between(s, MS, 400 * MS);
+    if (t <= n->heart_at)
+        t = n->heart_at + US;
+    n->heart_at = t;
+    struct event *e = at(s, t, heart_arrives, "heartbeat");
+    e->node = n->index;
+    e->guard = n->instance;
+    e->b = (int64_t)s->life;
+}
+
 /* ---- from the controller ---- */
 
 static void arrive_down(struct sim *s, struct event *e)
@@ -106,7 +141,8 @@ static void arrive_down(struct sim *s, struct event *e)
 
 bool link_down(struct sim *s, struct sim_node *n, const Boost__ControllerMessage *m)
 {
-    int copies = s->now < n->lossy_until && m->body_case != BOOST__CONTROLLER_MESSAGE__BODY_REGISTERED && one_in(s, 4) ? 2 : 1;
+    int copies =
+        s->now < n->lossy_until && m->body_case != BOOST__CONTROLLER_MESSAGE__BODY_REGISTERED && one_in(s, 4) ? 2 : 1;
     for (int i = 0; i < copies; i++) {
         size_t len = boost__controller_message__get_packed_size(m);
         uint8_t *bytes = malloc(len + 1);
@@ -178,6 +214,7 @@ void link_retry(struct sim *s, struct sim_node *n)
 void link_connect(struct sim *s, struct sim_node *n)
 {
     n->conn = ++s->next_id;
+    n->conn_life = s->life;
     n->registered = false;
     n->last_answer = s->now;
     report_register(s, n);

@@ -85,7 +85,7 @@ int main(int argc, char **argv)
     if (!quiet)
         printf("%ld seeds, %ld failed, %.1f s of processor (%.0f a second): %.0f h simulated, %ld events, %ld jobs "
                "submitted, %ld completed, %ld attempts, %ld from a checkpoint, %ld faults, %ld controllers\n",
-               t.seeds, failed, took, took > 0 ? (double)t.seeds / took : 0, t.simulated_s / 3600, t.events, t.submitted,
-               t.completed, t.attempts, t.resumes, t.faults, t.boots);
+               t.seeds, failed, took, took > 0 ? (double)t.seeds / took : 0, t.simulated_s / 3600, t.events,
+               t.submitted, t.completed, t.attempts, t.resumes, t.faults, t.boots);
     return failed ? 1 : 0;
 }

@@ -134,7 +134,8 @@ static void progress(struct sim *s, struct sim_node *n, const struct run *r, str
     bool first = p->told_step <= r->from_step && p->step > r->from_step;
     if (!p->told || p->phase != p->told_phase || first || (p->step != p->told_step && s->now - p->told_ns >= S / 2))
         send_update(s, n, r, p);
-    if (!p->alive || p->hang_told || p->phase < LOADING || s->now - p->moved < (p->phase == LOADING ? 2 : 1) * HANG_S * S)
+    if (!p->alive || p->hang_told || p->phase < LOADING ||
+        s->now - p->moved < (p->phase == LOADING ? 2 : 1) * HANG_S * S)
         return;
     Boost__HangReport h = BOOST__HANG_REPORT__INIT;
     h.has_job = h.has_attempt = h.has_rank = true;

@@ -6,7 +6,9 @@
 #include "tests/sim/sim.h"
 #include "tests/world/spec.h"
 
-static const struct core_user ann = {.uid = 1000, .gid = 1000, .name = "ann"};
+static const struct core_user users[] = {{.uid = 1000, .gid = 1000, .name = "ann"},
+                                         {.uid = 1001, .gid = 1001, .name = "bob"}};
+static const struct core_user root = {.uid = 0, .gid = 0, .name = "root"};
 
 struct sim_job *job_by_id(struct sim *s, int64_t id)
 {
@@ -80,7 +82,15 @@ static void submit(struct sim *s)
     spec->parallel->has_dp = true;
     spec->parallel->dp = nodes * per_node;
     spec->parallel->micro_batch = 1;
-    spec->parallel->global_batch = nodes * per_node;
+    spec->parallel->global_batch = 60 * nodes * per_node; /* that fewer nodes share it evenly */
+    if (nodes > 1 && one_in(s, 2)) {
+        resources.has_min_nodes = true;
+        resources.min_nodes = (int32_t)between(s, 1, nodes - 1);
+    }
+    if (one_in(s, 4)) {
+        resources.has_spares = true;
+        resources.spares = (int32_t)between(s, 1, 2);
+    }
     spec->run->steps = one_in(s, 5) ? between(s, 60, 250) : between(s, 3, 40);
     spec->checkpoint->every_steps = between(s, 2, 12);
     spec->checkpoint->has_keep = true;
@@ -98,11 +108,21 @@ static void submit(struct sim *s)
         spec->has_stop_grace_s = true;
         spec->stop_grace_s = between(s, 1, 40);
     }
-    struct user_op *op = op_new(s, -1);
+    resources.has_exclusive = resources.exclusive = one_in(s, 10);
+    /* Most of these come to be met; one that never can is held, and released in the end. */
+    static const char *const kinds[] = {"after", "afterany", "afterok", "afternotok"};
+    char *after[2];
+    for (int i = 0; i < 2 && s->n_jobs && one_in(s, 8); i++) {
+        after[i] =
+            arena_printf(&mem, "%s:%lld", kinds[between(s, 0, 3)], (long long)s->jobs[between(s, 0, s->n_jobs - 1)].id);
+        spec->n_after = (size_t)i + 1;
+    }
+    spec->after = after;
+    struct user_op *op = op_new(s, VERB_SUBMIT);
     op->job = ++s->submitted;
     spec->name = arena_printf(&mem, "%d", s->submitted);
     trace(s, "submit: %d x %d, %lld steps", nodes, per_node, (long long)spec->run->steps);
-    core_submit(s->core, spec, &ann, one_in(s, 10), submitted, op);
+    core_submit(s->core, spec, &users[between(s, 0, 1)], one_in(s, 10), submitted, op);
     arena_free(&mem);
     controller_poke(s);
 }
@@ -137,7 +157,7 @@ static void controlled(void *arg, int rc, const struct error *err, const char *t
 bool was_refused(const struct sim *s, const struct sim_job *job)
 {
     for (const struct user_op *op = s->ops; op; op = op->next)
-        if (op->verb == -1 && op->job == job->submit_no)
+        if (op->verb == VERB_SUBMIT && op->job == job->submit_no)
             return op->refused && op->life == s->life;
     return false;
 }
@@ -149,7 +169,72 @@ static void control(struct sim *s, int64_t id, Boost__ControlRequest__Verb verb,
     op->job = id;
     if (job && verb == BOOST__CONTROL_REQUEST__VERB__CANCEL)
         job->cancel_asked = true;
-    core_control(s->core, verb, id, now, &ann, controlled, op);
+    core_control(s->core, verb, id, now, &root, controlled, op);
+    controller_poke(s);
+}
+
+static void restarted(void *arg, int rc, const struct error *err, int64_t job, bool new_job, const char *text)
+{
+    (void)job;
+    (void)new_job;
+    controlled(arg, rc, err, text);
+}
+
+/* From its newest checkpoint or an older one, sometimes with changes. */
+static void restart(struct sim *s, int64_t id)
+{
+    struct user_op *op = op_new(s, VERB_RESTART);
+    const struct store_job *row = mem_job(s->store, id);
+    Boost__JobSpec *spec = NULL;
+    int64_t from = -1;
+    op->job = id;
+    if (one_in(s, 3) && (spec = boost__job_spec__unpack(NULL, row->spec_len, row->spec))) {
+        spec->optimizer->lr *= 0.5;
+        spec->run->steps += between(s, 0, 5);
+    }
+    for (int i = s->store->n_checkpoints - 1; i >= 0 && from < 0 && one_in(s, 2); i--)
+        if (s->store->checkpoints[i].job == id)
+            from = s->store->checkpoints[i].step;
+    core_restart(s->core, id, spec, from, &root, restarted, op);
+    if (spec)
+        boost__job_spec__free_unpacked(spec, NULL);
+    controller_poke(s);
+}
+
+static void update(struct sim *s, struct sim_job *job)
+{
+    Boost__UpdateRequest what = BOOST__UPDATE_REQUEST__INIT;
+    struct user_op *op = op_new(s, VERB_UPDATE);
+    op->job = job->id;
+    what.has_priority = true;
+    what.priority = (int32_t)between(s, 0, 100);
+    what.has_time_limit_s = one_in(s, 6);
+    what.time_limit_s = between(s, 0, 1) * between(s, 60, 600);
+    job->limited = job->limited || what.time_limit_s;
+    core_update(s->core, &what, job->id, &root, controlled, op);
+    controller_poke(s);
+}
+
+static void node_controlled(void *arg, int rc, const struct error *err, const char *text)
+{
+    const struct user_op *op = arg;
+    controlled(arg, rc, err, text);
+    if (rc == ERR_OK && op->close)
+        op->sim->nodes[op->node].closed = true;
+}
+
+static void node_control(struct sim *s, int i, Boost__NodeControlRequest__Verb verb)
+{
+    struct user_op *op = op_new(s, VERB_NODE);
+    op->node = i;
+    op->close = verb != BOOST__NODE_CONTROL_REQUEST__VERB__RESUME;
+    for (struct user_op *x = s->ops; x && !op->close; x = x->next)
+        if (x->verb == VERB_NODE && x->node == i)
+            x->close = false; /* whatever it is answered yet */
+    if (!op->close)
+        s->nodes[i].closed = false;
+    double deadline = one_in(s, 2) ? -1 : (double)between(s, 0, 60);
+    core_node_control(s->core, verb, s->nodes[i].name, "somebody looks at it", deadline, &root, node_controlled, op);
     controller_poke(s);
 }
 
@@ -162,16 +247,39 @@ static void controls(struct sim *s, struct event *e)
         BOOST__CONTROL_REQUEST__VERB__CHECKPOINT, BOOST__CONTROL_REQUEST__VERB__CHECKPOINT};
     if (s->healed)
         return;
-    if (s->core && s->n_jobs)
-        control(s, s->jobs[between(s, 0, s->n_jobs - 1)].id, verbs[between(s, 0, 7)], one_in(s, 3));
     at(s, s->now + between(s, S, 2 * s->control_gap), controls, e->what);
+    if (!s->core)
+        return;
+    if (one_in(s, 5)) {
+        node_control(s, (int)between(s, 0, s->n_nodes - 1), (Boost__NodeControlRequest__Verb)between(s, 0, 2));
+        return;
+    }
+    struct sim_job *job = s->n_jobs ? &s->jobs[between(s, 0, s->n_jobs - 1)] : NULL;
+    if (!job)
+        return;
+    if (one_in(s, 6) && s->n_jobs < MAX_JOBS - 8)
+        restart(s, job->id);
+    else if (one_in(s, 8))
+        update(s, job);
+    else
+        control(s, job->id, verbs[between(s, 0, 7)], one_in(s, 3));
 }
 
 static void releases(struct sim *s, struct event *e)
 {
-    for (int i = 0; s->core && i < s->n_jobs; i++)
-        if (s->jobs[i].state == BOOST__JOB_STATE__VALUE__HELD)
-            control(s, s->jobs[i].id, BOOST__CONTROL_REQUEST__VERB__RELEASE, false);
+    for (int i = 0; s->core && i < s->n_jobs; i++) {
+        const struct store_job *row = mem_job(s->store, s->jobs[i].id);
+        if (!row || row->state != BOOST__JOB_STATE__VALUE__HELD)
+            continue;
+        /* What another job left for it is damaged: no release can help. */
+        bool lost = strstr(row->reason_text, "init_from") != NULL;
+        control(s, row->id, lost ? BOOST__CONTROL_REQUEST__VERB__CANCEL : BOOST__CONTROL_REQUEST__VERB__RELEASE, false);
+    }
+    for (int i = 0; s->core && i < s->store->n_nodes; i++) {
+        const struct store_node *row = &s->store->nodes[i]; /* "n1", ... */
+        if (row->admin && strcmp(row->admin_by, "controller") != 0)
+            node_control(s, (int)strtol(row->name + 1, NULL, 10) - 1, BOOST__NODE_CONTROL_REQUEST__VERB__RESUME);
+    }
     at(s, s->now + 10 * S, releases, e->what);
 }
 

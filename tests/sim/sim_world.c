@@ -71,7 +71,8 @@ struct event *at(struct sim *s, int64_t when, void (*fn)(struct sim *, struct ev
         if (!s->heap)
             abort();
     }
-    struct event e = {.at = when < s->now ? s->now : when, .order = ++s->next_order, .fn = fn, .what = what, .node = -1};
+    struct event e = {
+        .at = when < s->now ? s->now : when, .order = ++s->next_order, .fn = fn, .what = what, .node = -1};
     int i = s->n_heap++;
     while (i > 0 && earlier(&e, &s->heap[(i - 1) / 2])) {
         s->heap[i] = s->heap[(i - 1) / 2];
@@ -130,6 +131,7 @@ void draw_world(struct sim *s)
         *n = (struct sim_node){.index = i, .slots = (int)between(s, 1, MAX_SLOTS), .boot = 1, .powered = true};
         snprintf(n->name, sizeof n->name, "n%d", i + 1);
         n->given_up = -1;
+        n->far = one_in(s, 2);
         n->memory_mib = one_in(s, 2) ? 65536 : 0;
     }
     boost__boostd_config__init(&s->config);
@@ -138,6 +140,9 @@ void draw_world(struct sim *s)
     s->config.rendezvous_timeout_ms = (int32_t)between(s, 20, 120) * 1000;
     if (one_in(s, 3))
         s->config.restart_grace_ms = (int32_t)between(s, 12, 30) * 1000;
+    s->config.has_preempt = s->config.preempt = one_in(s, 2);
+    s->config.has_user_running_jobs = one_in(s, 6);
+    s->config.user_running_jobs = s->config.has_user_running_jobs ? (int32_t)between(s, 1, 2) : 0;
     s->to_submit = (int)between(s, 1, 6);
     s->control_gap = between(s, 5, 60) * S;
     s->faults_end = between(s, 30, 200) * S;

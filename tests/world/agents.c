@@ -271,6 +271,9 @@ static void on_start(struct world *w, struct fake_agent *a, const Boost__Attempt
     x->job = s->job;
     x->attempt = s->attempt;
     x->world = s->world;
+    x->dp = s->spec->parallel->dp;
+    x->micro_batch = s->spec->parallel->micro_batch;
+    assert_int_equal(s->world, s->spec->parallel->tp * s->spec->parallel->pp * s->spec->parallel->dp);
     x->alive = true;
     x->starts = 1;
     x->steps = s->spec->run->steps;
@@ -333,7 +336,7 @@ static void on_task(struct world *w, struct fake_agent *a, const Boost__Task *t)
         break;
     case BOOST__TASK__BODY_VERIFY:
         a->verifies++;
-        assert_true(t->verify->n_shards == 2 || t->verify->n_shards == 0); /* 0: what its manifest lists */
+        assert_true(t->verify->n_shards <= 8); /* 0: what its manifest lists */
         if (a->verify_bad[0] && strstr(t->verify->dir, a->verify_bad))
             code = a->verify_code;
         break;
@@ -364,6 +367,11 @@ static void on_task(struct world *w, struct fake_agent *a, const Boost__Task *t)
         stacks[8].rank = 77;
         stack_list[r.n_stacks++] = &stacks[8];
         r.stacks = stack_list;
+        break;
+    case BOOST__TASK__BODY_FIND_CHECKPOINTS:
+        a->finds++;
+        r.found = a->found;
+        r.n_found = a->n_found;
         break;
     case BOOST__TASK__BODY_PROVE_SHARED:
         a->proofs++;

@@ -19,7 +19,7 @@ struct end {
 
 struct fake_attempt {
     int64_t job;
-    int attempt, world;
+    int attempt, world, dp, micro_batch;
     int ranks[8], n_ranks;
     bool cuda;
     int gpus[8]; /* by index into ranks */
@@ -51,9 +51,11 @@ struct fake_agent {
     int verify_code;    /* for the paths that contain verify_bad; */
     char verify_bad[64];
     int manifest_code;
-    int stacks_code; /* of CollectStacks */
-    int shared_code; /* of ProveShared */
-    int manifests, deletes, verifies, preflights, proofs;
+    int stacks_code;                /* of CollectStacks */
+    int shared_code;                /* of ProveShared */
+    Boost__FoundCheckpoint **found; /* of FindCheckpoints */
+    size_t n_found;
+    int manifests, deletes, verifies, preflights, proofs, finds;
     uint64_t last_task; /* id of the newest */
     char deleted[512];
     int64_t next_beat;

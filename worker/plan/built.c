@@ -10,7 +10,6 @@
 
 #define BIT(v) (INT64_C(1) << (v))
 
-static const char cluster[] = "jobs over several nodes";
 static const char notices[] = "notifications";
 static const char fetched[] = "token files by URL";
 
@@ -101,9 +100,9 @@ const struct built_rule built_rules[] = {
 
     {"resources.device", BUILT_ANY, 0, NULL},
     {"resources.nodes", BUILT_ANY, 0, NULL},
-    {"resources.min_nodes", BUILT_ONLY, 1, cluster},
+    {"resources.min_nodes", BUILT_ANY, 0, NULL},
     {"resources.devices_per_node", BUILT_ANY, 0, NULL},
-    {"resources.spares", BUILT_ONLY, 0, "spare nodes"},
+    {"resources.spares", BUILT_ANY, 0, NULL},
     {"resources.threads_per_rank", BUILT_ANY, 0, NULL},
     {"resources.memory_mib", BUILT_ANY, 0, NULL},
     {"resources.constraint", BUILT_ANY, 0, NULL},

@@ -199,6 +199,15 @@ static void check_devices(struct faults *f, const Boost__JobSpec *spec)
         snprintf(mend, sizeof mend, "set resources.nodes to a divisor of %lld", (long long)world);
         faults_add(f, mend, "parallel.tp * pp * dp = %lld ranks do not spread evenly over resources.nodes = %d",
                    (long long)world, res->nodes);
+    } else if (res->has_min_nodes && res->min_nodes < res->nodes && !plan_replicas_on(spec, res->min_nodes)) {
+        int n = res->min_nodes;
+        while (n < res->nodes && !plan_replicas_on(spec, n))
+            n++;
+        snprintf(mend, sizeof mend, "set resources.min_nodes: %d", n);
+        faults_add(f, mend,
+                   "resources.min_nodes = %d nodes hold no whole replicas (tp * pp = %lld ranks each), or not so many that "
+                   "they divide parallel.global_batch = %d",
+                   res->min_nodes, (long long)par->tp * par->pp, par->global_batch);
     }
 }
 

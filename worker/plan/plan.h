@@ -36,6 +36,11 @@ int64_t plan_cuda_reserve(void);
 MUST_USE int plan_resolve(const Boost__JobSpec *spec, const struct plan_machine *machine, Boost__JobSpec **out,
                           struct error *err);
 
+/* The replicas that `nodes` of the job's nodes hold; 0: none whole, or not so many that they share global_batch evenly. */
+int plan_replicas_on(const Boost__JobSpec *resolved, int nodes);
+/* A copy for that many nodes (the caller's to free): fewer replicas, the same global_batch by more accumulation, with
+ * the largest micro_batch up to the job's own that divides it. ERR_INVALID where plan_replicas_on() is 0. */
+MUST_USE int plan_on_fewer_nodes(const Boost__JobSpec *resolved, int nodes, Boost__JobSpec **out, struct error *err);
 /* Whether a job of resolved spec `now` can take over the state of a checkpoint written under `was`: the same model to
  * the shape, and, but for the weights alone, the same position in the data. ERR_INVALID names every field that differs
  * and its mend. The layout may differ. */

@@ -325,6 +325,44 @@ static void test_manifest(void **state)
     assert_int_equal(checkpoint_verify(&verify, &err), 0);
 }
 
+static void test_find(void **state)
+{
+    (void)state;
+    struct arena mem;
+    Boost__TaskReply found = BOOST__TASK_REPLY__INIT;
+    char parent[PATH_MAX], other[PATH_MAX], path[PATH_MAX];
+    arena_init(&mem, 1 << 20);
+    make_checkpoint();
+    snprintf(parent, sizeof parent, "%s", step_path);
+    *strrchr(parent, '/') = '\0';
+    assert_int_equal(checkpoints_find(parent, &mem, &found, &err), 0); /* no manifest yet: not a checkpoint */
+    assert_int_equal(found.n_found, 0);
+    assert_int_equal(checkpoint_write_manifest(&manifest, 17, &err), 0);
+    static const char *const others[] = {"step-200.a3", "step-x.a1", "step-7.a0", "step-9.a1.deleting"};
+    for (size_t i = 0; i < 4; i++) {
+        assert_int_equal(fs_join(other, sizeof other, NULL, parent, others[i]), 0);
+        assert_int_equal(fs_make_dirs(other, 0755, &err), 0);
+        assert_int_equal(fs_join(path, sizeof path, NULL, other, "manifest.json"), 0);
+        assert_int_equal(fs_write_atomic(path, "{\"schema\": \"boost.checkpoint/1\"", 32, 0644, &err), 0);
+    }
+    assert_int_equal(checkpoints_find(parent, &mem, &found, &err), 0);
+    assert_int_equal(found.n_found, 1);
+    const Boost__FoundCheckpoint *f = found.found[0];
+    assert_int_equal(f->step, 120);
+    assert_int_equal(f->attempt, 2);
+    assert_int_equal(f->n_shards, WORLD);
+    for (int r = 0; r < WORLD; r++) {
+        assert_int_equal(f->shards[r]->rank, r);
+        assert_string_equal(f->shards[r]->file, shard_list[r]->file);
+        assert_int_equal(f->shards[r]->bytes, shard_list[r]->bytes);
+        assert_int_equal(f->shards[r]->crc32c, shard_list[r]->crc32c);
+    }
+    assert_int_equal(checkpoints_find("/nowhere/at/all", &mem, &found, &err), 0);
+    assert_int_equal(found.n_found, 0);
+    assert_int_equal(checkpoints_find("relative", &mem, &found, &err), ERR_PROTOCOL);
+    arena_free(&mem);
+}
+
 static void test_manifest_refuses(void **state)
 {
     (void)state;
@@ -484,6 +522,7 @@ int main(void)
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
         TEST(test_preflight),        TEST(test_as_the_jobs_user),        TEST(test_manifest),
+        TEST(test_find),
         TEST(test_manifest_refuses), TEST(test_verify_names_the_damage), TEST(test_verify_of_other_things_than_files),
         TEST(test_delete),           TEST(test_the_cuda_check_is_remembered),
         TEST(test_logs_are_trimmed),

@@ -166,6 +166,17 @@ static void test_memory_of_nobody_takes_a_gpu(void **state)
     kill_agent(f, SIGTERM);
 }
 
+/* A driver that has to start its GPUs: the clock runs meanwhile, and finds parts that are not there yet. */
+static void test_a_driver_that_is_slow_to_start(void **state)
+{
+    struct fixture *f = *state;
+    fake_gpus(f, "count 1\n0 slow 800\n");
+    start_agent(f);
+    accept_agent(f, NULL);
+    assert_int_equal(f->registered->devices->n_devices, 1);
+    kill_agent(f, SIGTERM);
+}
+
 /* One GPU in trouble is its own affair, all of them are the node's. */
 static void test_no_gpu_that_works_is_told_of_the_node(void **state)
 {
@@ -213,7 +224,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         AGENT_TEST(test_gpus_are_given_and_remembered),        AGENT_TEST(test_gpus_that_cannot_be_had_are_named),
         AGENT_TEST(test_the_device_of_a_failed_rank_is_named), AGENT_TEST(test_a_gpu_that_vanishes_under_its_rank),
-        AGENT_TEST(test_memory_of_nobody_takes_a_gpu),         AGENT_TEST(test_no_gpu_that_works_is_told_of_the_node),
+        AGENT_TEST(test_memory_of_nobody_takes_a_gpu),         AGENT_TEST(test_a_driver_that_is_slow_to_start),
+        AGENT_TEST(test_no_gpu_that_works_is_told_of_the_node),
         AGENT_TEST(test_ranks_get_gpus_that_nvlink_joins),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

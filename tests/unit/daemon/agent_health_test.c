@@ -129,6 +129,35 @@ static void test_an_attempt_finds_the_node_unfit(void **state)
     kill_agent(f, SIGTERM);
 }
 
+/* What a job asks for and does not find is no fault of the node. */
+static void test_less_memory_than_the_ranks_ask_for(void **state)
+{
+    struct fixture *f = *state;
+    start_agent(f);
+    accept_agent(f, NULL);
+    f->memory_mib = INT64_C(1) << 40;
+    order_start(f, "exit7", 1, 2);
+    Boost__AgentMessage *m = expect(f, BOOST__AGENT_MESSAGE__BODY_ATTEMPT_REFUSED);
+    assert_int_equal(m->attempt_refused->class_, BOOST__EXIT_CLASS__VALUE__INFRA);
+    assert_non_null(strstr(m->attempt_refused->text, "and 2199023255552 MiB are asked for (2 x 1099511627776)"));
+    boost__agent_message__free_unpacked(m, NULL);
+    f->memory_mib = 1;
+    order_start(f, "exit7", 2, 1);
+    expect_end(f, 2, 7);
+    assert_null(await(f, BOOST__AGENT_MESSAGE__BODY_HEALTH, 100));
+    kill_agent(f, SIGTERM);
+}
+
+/* Until the attempt's last word: it may have been told while the epilog ran. */
+static void expect_over(struct fixture *f)
+{
+    for (bool over = false; !over;) {
+        Boost__AgentMessage *m = expect(f, BOOST__AGENT_MESSAGE__BODY_NODE_END);
+        over = !m->node_end->epilog;
+        boost__agent_message__free_unpacked(m, NULL);
+    }
+}
+
 static void test_prolog_and_epilog_frame_an_attempt(void **state)
 {
     struct fixture *f = *state;
@@ -159,9 +188,7 @@ static void test_prolog_and_epilog_frame_an_attempt(void **state)
     order_forget(f, 1); /* waits for the script */
     path_in(f, "go", path);
     assert_int_equal(fs_write_atomic(path, "", 0, 0644, NULL), 0);
-    m = expect(f, BOOST__AGENT_MESSAGE__BODY_NODE_END);
-    assert_false(m->node_end->epilog);
-    boost__agent_message__free_unpacked(m, NULL);
+    expect_over(f);
     run_path(f, 1, "", path);
     await_path(path, false);
     struct buffer order;
@@ -191,10 +218,45 @@ static void test_a_prolog_fails(void **state)
     expect_refused(f, BOOST__EXIT_CLASS__VALUE__INFRA, BOOST__REASON__VALUE__NONE, "prolog: ");
     /* A check that passes does not mend it; whoever asks for one says that it is. */
     assert_null(await(f, BOOST__AGENT_MESSAGE__BODY_HEALTH, 400));
+    kill_agent(f, SIGKILL);
+    start_agent(f);
+    accept_agent(f, NULL);
+    assert_int_equal(f->registered->health->n_failed, 1);
+    assert_string_equal(f->registered->health->failed[0]->check, "prolog");
     ask(f);
     expect_passed(f);
+    kill_agent(f, SIGKILL);
+    start_agent(f);
+    accept_agent(f, NULL);
+    assert_int_equal(f->registered->health->n_failed, 0);
     path_in(f, "epilog", path);
     assert_false(fs_exists(path));
+    kill_agent(f, SIGTERM);
+}
+
+/* What a prolog has set up is taken down though the attempt never was, and then nothing of it is left. */
+static void test_an_epilog_follows_a_prolog_whatever_comes_between(void **state)
+{
+    struct fixture *f = *state;
+    char prolog[PATH_MAX], epilog[PATH_MAX], sets[2][PATH_MAX + 64], path[PATH_MAX];
+    script(f, "prolog.sh", "[ -e down ] || { rmdir state/attempts && echo >state/attempts; }", prolog);
+    script(f, "epilog.sh", "[ -e down ] || { rm state/attempts && mkdir state/attempts; }; echo >>down", epilog);
+    f->sets[0] = text_of(sets[0], "prolog", prolog);
+    f->sets[1] = text_of(sets[1], "epilog", epilog);
+    start_agent(f);
+    accept_agent(f, NULL);
+    order_start(f, "exit7", 1, 1);
+    expect_refused(f, BOOST__EXIT_CLASS__VALUE__INFRA, BOOST__REASON__VALUE__NONE, "attempts");
+    path_in(f, "down", path);
+    await_path(path, true);
+    expect_over(f);
+    order_start(f, "exit7", 2, 1);
+    pass(f, BOOST__AGENT_MESSAGE__BODY_RANK_END);
+    close(f->conn);
+    f->conn = -1;
+    accept_agent(f, NULL);
+    assert_int_equal(f->registered->n_attempts, 1);
+    assert_int_equal(f->registered->attempts[0]->attempt, 2);
     kill_agent(f, SIGTERM);
 }
 
@@ -229,9 +291,7 @@ static void test_an_epilog_hangs(void **state)
     order_start(f, "exit7", 1, 1);
     pass(f, BOOST__AGENT_MESSAGE__BODY_NODE_END);
     expect_failed(f, "epilog", "epilog.sh: not over after 2.0 s, killed: still busy");
-    Boost__AgentMessage *m = expect(f, BOOST__AGENT_MESSAGE__BODY_NODE_END);
-    assert_false(m->node_end->epilog);
-    boost__agent_message__free_unpacked(m, NULL);
+    expect_over(f);
     kill_agent(f, SIGTERM);
 }
 
@@ -246,18 +306,15 @@ static void test_an_epilog_outlives_the_agent(void **state)
     accept_agent(f, NULL);
     order_start(f, "exit7", 1, 1);
     pass(f, BOOST__AGENT_MESSAGE__BODY_NODE_END);
+    path_in(f, "runs", path);
+    await_path(path, true); /* the script is, too */
     kill_agent(f, SIGKILL);
     path_in(f, "go", path);
     assert_int_equal(fs_write_atomic(path, "", 0, 0644, NULL), 0);
     for (int i = 0; i < 2; i++) {
-        Boost__AgentMessage *m;
         start_agent(f);
         accept_agent(f, NULL);
-        bool over = false;
-        for (; !over; boost__agent_message__free_unpacked(m, NULL)) {
-            m = expect(f, BOOST__AGENT_MESSAGE__BODY_NODE_END);
-            over = !m->node_end->epilog;
-        }
+        expect_over(f);
         kill_agent(f, SIGTERM);
     }
     struct buffer runs;
@@ -320,8 +377,10 @@ int main(int argc, char **argv)
         AGENT_TEST(test_a_script_fails_and_passes_again),
         AGENT_TEST(test_a_script_that_takes_its_time_is_waited_for),
         AGENT_TEST(test_an_attempt_finds_the_node_unfit),
+        AGENT_TEST(test_less_memory_than_the_ranks_ask_for),
         AGENT_TEST(test_prolog_and_epilog_frame_an_attempt),
         AGENT_TEST(test_a_prolog_fails),
+        AGENT_TEST(test_an_epilog_follows_a_prolog_whatever_comes_between),
         AGENT_TEST(test_a_stop_ends_a_prolog),
         AGENT_TEST(test_an_epilog_hangs),
         AGENT_TEST(test_an_epilog_outlives_the_agent),

@@ -216,12 +216,13 @@ static void memory_that_nobody_is_known_to_use(void **state)
 {
     (void)state;
     struct nvml_picture p;
-    gpus("count 3\n0 used 900\n1 used 2\n1 pid 11\n1 pid 12\n2 used 7\n2 pid 11\n");
+    gpus("count 4\n0 used 900\n1 used 2\n1 pid 11\n1 pid 12\n2 used 7\n2 pid 11\n3 used 701\n3 screen 700\n");
     struct nvml *n = opened();
     look(n, &p);
     assert_true(p.gpus[0].unknown_bytes == INT64_C(900) << 20 && p.gpus[0].minor == 0);
     assert_true(p.gpus[1].unknown_bytes == 0 && p.gpus[1].minor == 1);
     assert_true(p.gpus[2].unknown_bytes == INT64_C(6) << 20);
+    assert_true(p.gpus[3].unknown_bytes == INT64_C(1) << 20 && p.gpus[3].n_processes == 0);
     nvml_close(n);
 }
 

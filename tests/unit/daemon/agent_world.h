@@ -245,6 +245,7 @@ struct fixture {
     pid_t agent;
     int hang_ms;
     bool mute;                 /* acknowledge nothing */
+    int64_t memory_mib;        /* that each rank of it asks for, 0: says nothing */
     const char *sets[6];       /* more of the agent's configuration, "field=value" */
     char nvml[PATH_MAX];       /* "": no GPUs */
     bool cuda;                 /* what order_start() orders is on CUDA */
@@ -550,6 +551,8 @@ HELPER void order_start(struct fixture *f, const char *what, int attempt, int ra
     Boost__Resources resources = BOOST__RESOURCES__INIT;
     resources.has_device = true;
     resources.device = f->cuda ? BOOST__DEVICE__VALUE__CUDA : BOOST__DEVICE__VALUE__CPU;
+    resources.has_memory_mib = f->memory_mib > 0;
+    resources.memory_mib = f->memory_mib;
     spec.resources = &resources;
     tell(f, BOOST__CONTROLLER_MESSAGE__BODY_START, &order);
 }

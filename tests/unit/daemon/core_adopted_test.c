@@ -4,7 +4,7 @@
 static void adopted(struct world *w)
 {
     controller_restart(w);
-    core_adopted(w->core);
+    core_adopted(w->core, true);
 }
 
 /* What the copy knows is as it was: nothing is touched. */
@@ -90,9 +90,58 @@ static void waits_for_every_node(void **state)
     }
 }
 
+/* The copy knows no checkpoint of it; since then one was committed, by an attempt that it does not know either. */
+static void checkpoints_are_found(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    join_world(w, a);
+    int64_t id;
+    struct fake_attempt *x = run_job(w, a, &id);
+    Boost__ShardRecord records[2] = {BOOST__SHARD_RECORD__INIT, BOOST__SHARD_RECORD__INIT};
+    Boost__ShardRecord *list[2] = {&records[0], &records[1]};
+    Boost__FoundCheckpoint good = BOOST__FOUND_CHECKPOINT__INIT, bad = BOOST__FOUND_CHECKPOINT__INIT;
+    Boost__FoundCheckpoint *found[2] = {&bad, &good};
+    for (int r = 0; r < 2; r++) {
+        records[r].has_rank = records[r].has_bytes = records[r].has_crc32c = true;
+        records[r].rank = r;
+        records[r].file = (char *)(uintptr_t) "rank-x";
+        records[r].bytes = 10;
+    }
+    good.has_step = good.has_attempt = good.has_world = true;
+    good.step = 70;
+    good.attempt = 6;
+    good.world = 2;
+    good.n_shards = 2;
+    good.shards = list;
+    bad = good;
+    bad.step = 90;
+    bad.world = 3;
+    a->found = found;
+    a->n_found = 2;
+    x->alive = false; /* nothing of it is left on the node */
+    x->forgotten = true;
+    adopted(w);
+    join_world(w, a);
+    advance(w, 5000);
+    struct job *job = job_of(w, id);
+    assert_int_equal(a->finds, 1);
+    assert_int_equal(job->checkpoint_step, 70);
+    assert_int_equal(job->n_attempts, 7);
+    assert_int_equal(job_live_attempt(job)->from_step, 70);
+    assert_int_equal(count_events(w, id, "checkpoint-found"), 1);
+    assert_int_equal(a->verifies, 1);
+    /* Known from now on. */
+    controller_restart(w);
+    assert_int_equal(job_of(w, id)->checkpoint_step, 70);
+    world_free(w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(nothing_has_changed), cmocka_unit_test(numbers_go_on),
-                                       cmocka_unit_test(waits_for_every_node)};
+                                       cmocka_unit_test(waits_for_every_node),
+                                       cmocka_unit_test(checkpoints_are_found)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

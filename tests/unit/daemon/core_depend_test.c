@@ -123,6 +123,70 @@ static void limits(void **state)
     world_free(w);
 }
 
+/* All or none; so many at once; known by the first one's number. */
+static void arrays(void **state)
+{
+    (void)state;
+    enum { TASKS = 5 };
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "gpu01", 8);
+    struct arena mem;
+    Boost__JobSpec *specs[TASKS];
+    static const int32_t index[TASKS] = {0, 2, 4, 6, 8};
+    join_world(w, a);
+    submit_want(w, (struct want){.tp = 2, .held = true});
+    arena_init(&mem, 1 << 20);
+    for (int i = 0; i < TASKS; i++) {
+        specs[i] = spec_new(&mem);
+        specs[i]->name = arena_printf(&mem, "sweep-%d", index[i]);
+    }
+    specs[3]->parallel->tp = 3; /* does not divide */
+    core_submit_array(w->core, specs, TASKS, index, 2, &user_ann, false, on_submit, w);
+    pump(w);
+    assert_int_not_equal(w->reply_rc, ERR_OK);
+    assert_says(w->reply_text, "task 6: ");
+    assert_null(core_job(w->core, 2));
+    specs[3]->parallel->tp = 2;
+    a->preflight_code = ERR_NOT_FOUND;
+    core_submit_array(w->core, specs, TASKS, index, 2, &user_ann, false, on_submit, w);
+    pump(w);
+    assert_says(w->reply_text, "task 0: ");
+    assert_null(core_job(w->core, 2));
+    a->preflight_code = 0;
+    a->preflights = 0;
+    core_submit_array(w->core, specs, TASKS, index, 2, &user_ann, false, on_submit, w);
+    pump(w);
+    assert_int_equal(w->reply_rc, ERR_OK);
+    assert_int_equal(w->reply_job, 2);
+    assert_int_equal(a->preflights, TASKS);
+    for (int i = 0; i < TASKS; i++) {
+        assert_int_equal(job_of(w, 2 + i)->array_job, 2);
+        assert_int_equal(job_of(w, 2 + i)->array_index, index[i]);
+    }
+    assert_state(w, 2, STARTING);
+    assert_state(w, 3, STARTING);
+    assert_string_equal(info(w, 4), "array limit: 2 of 2 tasks of array 2 run");
+    controller_restart(w);
+    join_world(w, a);
+    advance(w, 100);
+    assert_string_equal(info(w, 4), "array limit: 2 of 2 tasks of array 2 run");
+    runs(w, 2);
+    ends(w, 2);
+    assert_state(w, 4, STARTING);
+    assert_state(w, 5, QUEUED);
+    struct job *found;
+    struct error err;
+    assert_int_equal(core_find_job(w->core, "2_8", &found, &err), ERR_OK);
+    assert_int_equal(found->id, 6);
+    assert_int_equal(core_find_job(w->core, "2_3", &found, &err), ERR_NOT_FOUND);
+    assert_int_equal(core_find_job(w->core, "1_0", &found, &err), ERR_NOT_FOUND);
+    assert_int_equal(core_task(w->core, 2, -1, NULL)->id, 2);
+    assert_int_equal(core_task(w->core, 2, -1, job_of(w, 5))->id, 6);
+    assert_null(core_task(w->core, 2, -1, job_of(w, 6)));
+    arena_free(&mem);
+    world_free(w);
+}
+
 static int update(struct world *w, int64_t id, int priority, int64_t limit_s)
 {
     Boost__UpdateRequest u = BOOST__UPDATE_REQUEST__INIT;
@@ -212,9 +276,8 @@ static void usage(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_kind), cmocka_unit_test(dependencies_last),
-        cmocka_unit_test(limits),    cmocka_unit_test(updates),
-        cmocka_unit_test(usage),
+        cmocka_unit_test(each_kind), cmocka_unit_test(dependencies_last), cmocka_unit_test(limits),
+        cmocka_unit_test(arrays),    cmocka_unit_test(updates),           cmocka_unit_test(usage),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

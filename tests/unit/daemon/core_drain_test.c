@@ -81,7 +81,7 @@ static void drain_waits_for_its_jobs(void **state)
     advance(w, 1000);
     assert_state(w, id, COMPLETED);
     assert_admin(w, "gpu01", BOOST__NODE_ADMIN__VALUE__DRAINED, "new kernel");
-    assert_non_null(event_of(w, 0, "node-drained"));
+    assert_non_null(event_of(w, 0, "node-drain-over"));
     world_free(w);
 }
 

@@ -65,7 +65,8 @@ static void an_answer_to_an_earlier_run_is_none(void **state)
     world_free(w);
 }
 
-/* The store is found full while a job is on its way to it: its user is told no, so that it must not be placed by then. */
+/* The store is found full while a job is on its way to it: its user is told no, so that it must not be placed by then.
+ */
 static void what_is_not_durable_is_not_placed(void **state)
 {
     (void)state;
@@ -91,12 +92,44 @@ static void what_is_not_durable_is_not_placed(void **state)
     world_free(w);
 }
 
+/* What the controller drains for a process that cannot die it takes back itself; what an operator took out, it does
+ * not. */
+static void an_operators_cordon_outlives_the_controllers_drain(void **state)
+{
+    (void)state;
+    static const struct core_user root = {.uid = 0, .name = "root"};
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    core_node_control(w->core, BOOST__NODE_CONTROL_REQUEST__VERB__CORDON, "n1", "a fan is loud", -1, &root, on_control,
+                      w);
+    pump(w);
+    assert_int_equal(w->reply_rc, ERR_OK);
+    a->obeys_kill = false;
+    assert_int_equal(control(w, CANCEL, id, true), ERR_OK);
+    advance(w, 31000);
+    assert_state(w, id, CANCELLED);
+    assert_says(event_of(w, 0, "kill-overdue")->text, "n1: job 1 attempt 1: 2 ranks not confirmed dead");
+    kill_all(w, a, x);
+    pump(w);
+    id = submit(w);
+    advance(w, 10000);
+    assert_state(w, id, QUEUED);
+    core_node_control(w->core, BOOST__NODE_CONTROL_REQUEST__VERB__RESUME, "n1", "", -1, &root, on_control, w);
+    pump(w);
+    assert_state(w, id, STARTING);
+    world_free(w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_sent_shards_is_not_started_again),
         cmocka_unit_test(an_answer_to_an_earlier_run_is_none),
         cmocka_unit_test(what_is_not_durable_is_not_placed),
+        cmocka_unit_test(an_operators_cordon_outlives_the_controllers_drain),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

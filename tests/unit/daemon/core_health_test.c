@@ -188,6 +188,40 @@ static void an_epilog_keeps_the_devices_and_not_the_job(void **state)
     world_free(w);
 }
 
+/* The node itself limits its prolog: the time for the rendezvous begins behind it. */
+static void a_long_prolog_is_no_lost_rendezvous(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    join_world(w, a);
+    int64_t id = submit(w);
+    struct fake_attempt *x = newest(w, a, id);
+    Boost__AttemptDoing doing = BOOST__ATTEMPT_DOING__INIT;
+    Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
+    doing.has_job = doing.has_attempt = true;
+    doing.job = id;
+    doing.attempt = 1;
+    doing.text = (char *)(uintptr_t) "prolog";
+    m.body_case = BOOST__AGENT_MESSAGE__BODY_DOING;
+    m.doing = &doing;
+    say(w, "n1", &m);
+    pump(w);
+    advance(w, 400000);
+    assert_state(w, id, STARTING);
+    struct arena mem;
+    arena_init(&mem, 1 << 20);
+    const Boost__ShowReply *s = core_show(w->core, job_of(w, id), &mem);
+    assert_string_equal(s->waits[0]->name, "prolog on n1");
+    assert_true(s->waits[0]->elapsed_s > 399);
+    arena_free(&mem);
+    say_update(w, a, x, 0, PHASE(LAUNCHED), -1); /* and then no more is heard */
+    pump(w);
+    advance(w, 250000);
+    assert_non_null(event_of(w, id, "rendezvous-timeout"));
+    world_free(w);
+}
+
 /* What one node refuses another is asked for first; without another it is asked again. */
 static void a_node_that_refused_is_the_last_choice(void **state)
 {
@@ -263,6 +297,7 @@ int main(void)
         cmocka_unit_test(nothing_before_the_first_check_has_ended),
         cmocka_unit_test(a_failure_outlives_both_restarts),
         cmocka_unit_test(an_epilog_keeps_the_devices_and_not_the_job),
+        cmocka_unit_test(a_long_prolog_is_no_lost_rendezvous),
         cmocka_unit_test(a_node_that_refused_is_the_last_choice),
         cmocka_unit_test(labels_are_shown_and_found),
     };

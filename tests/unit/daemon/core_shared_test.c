@@ -36,6 +36,15 @@ static void proven_once(void **state)
     advance(w, 5000);
     assert_int_equal(job_of(w, id)->n_attempts, 2);
     assert_int_equal(a->proofs, 2);
+    /* One that is new is, by one that has passed before. */
+    disconnect(w, b);
+    struct fake_agent *d = agent_add(w, "n3", 1);
+    join_world(w, d);
+    advance(w, 30000);
+    assert_int_equal(job_of(w, id)->n_attempts, 3);
+    assert_int_equal(a->proofs, 4);
+    assert_int_equal(b->proofs, 1);
+    assert_int_equal(d->proofs, 1);
     world_free(w);
 }
 
