@@ -184,8 +184,9 @@ class Cluster:
         at = self.cert_dir(role, name)
         return {"tls_certificate": at / "tls.crt", "tls_key": at / "tls.key", "tls_ca": at / "ca.crt"}
 
-    def start_boostd(self, **sets):
-        argv = [BIN / "boostd", "--config", "/dev/null", "--state-dir", self.state_dir, "--socket", self.socket]
+    def start_boostd(self, wrap=(), **sets):
+        """`wrap`: the beginning of a command line that runs the rest of it."""
+        argv = [*wrap, BIN / "boostd", "--config", "/dev/null", "--state-dir", self.state_dir, "--socket", self.socket]
         tls = {**self.tls_set("controller", "c"), "listen": self.address or "127.0.0.1:0"} if self.tls else {}
         for key, value in {**self.boostd_set, **tls, **sets}.items():
             for one in value if isinstance(value, list) else [value]:  # of a repeated field
@@ -198,7 +199,6 @@ class Cluster:
         return self.boostd
 
     def start_agent(self, name, wrap=(), **sets):
-        """`wrap`: the beginning of a command line that runs the rest of it."""
         argv = [BIN / "boost-agent", "--config", "/dev/null", "--state-dir", self.dir / f"agent-{name}", "--node", name,
                 "--cpu-slots", str(self.cpu_slots)]  # the socket comes from $BOOST_SOCKET
         if self.tls:
