@@ -171,17 +171,20 @@ def test_a_standby_takes_over():
         c.boostd = new
 
 
+def committed(c, job):
+    return {k["step"] for k in c.json("ckpt", "ls", job)["checkpoints"] if k["state"] == "COMMITTED"}
+
+
 def test_checkpoints_made_after_the_copy_are_found():
     """All that the copy knows of are deleted by now; the job goes on from the newest there is all the same."""
     with Cluster(cpu_slots=1, boostd_set={**QUICK, "backup_every_s": 86400}) as c:
         job = c.submit(tiny_job(c, steps=100_000, every=10))
-        c.wait_step(job, 12)
+        wait_until(lambda: committed(c, job), 30, "a checkpoint")
         c.boostd.terminate()
         shutil.copytree(c.state_dir, c.dir / "copy")
         c.start_boostd()
-        known = {k["step"] for k in c.json("ckpt", "ls", job)["checkpoints"] if k["state"] == "COMMITTED"}
-        wait_until(lambda: min(k["step"] for k in c.json("ckpt", "ls", job)["checkpoints"] if k["state"] == "COMMITTED")
-                   > max(known), 30, "the old checkpoints are gone")
+        known = committed(c, job)
+        wait_until(lambda: committed(c, job) and min(committed(c, job)) > max(known), 30, "the old checkpoints are gone")
         c.boostd.kill9()
         kill_node(c, "n1")
         left = max(int(p.name[5:].split(".")[0]) for p in (c.dir / "ckpt").glob("*/step-*") if (p / "manifest.json").exists())
