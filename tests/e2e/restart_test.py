@@ -43,6 +43,26 @@ def test_live_job_goes_on_with_other_settings(c):
 
 
 @shared
+def test_what_was_accepted_outlives_the_controller(c):
+    job = c.submit(endless(c, name="asked", tp=2, every=20))
+    wait_committed(c, job, 20)
+    c.ok("restart", job, "--set", "optimizer.lr=1e-9")
+    c.restart_boostd()  # the old attempt is still on its way out
+    wait_until(lambda: any(2 in attempts for attempts in losses(c, job).values()), 40, "the first step of attempt 2")
+    shown = show(c, job)
+    assert shown["resolved"]["optimizer"]["lr"] == 1e-9 and len(shown["attempts"]) == 2, shown["attempts"]
+    node = c.status(job)["nodes"][0]
+    c.ok("node", "drain", node, "--reason", "over a restart", "--deadline", "3s")
+    c.restart_boostd()
+    wait_until(lambda: c.status(job)["nodes"] not in ([], [node]) and c.status(job)["state"] == "RUNNING", 40, "it moves")
+    wait_until(lambda: c.json("node", "show", node)["node"]["admin"] == "DRAINED", 10, "drained")
+    c.ok("node", "resume", node)
+    wait_until(lambda: c.json("node", "show", node)["node"]["admin"] == "NONE", 20, "resumed")
+    c.ok("cancel", "--now", job)
+    c.wait_state(job, "CANCELLED")
+
+
+@shared
 def test_ended_job_goes_on_as_a_new_one(c):
     constant = ("optimizer {", "optimizer { schedule: CONSTANT")  # whose rate does not depend on run.steps
     job = c.submit(job_of(c, steps=40, every=20, name="short", tp=1).replace(*constant))
