@@ -252,9 +252,9 @@ struct kernels {
     /* out = f(gate) * up, f = SiLU or identity. Rows of n: out's lie close, those of all others at a stride of ld. */
     void (*glu_forward)(struct kstream *ks, int64_t rows, int64_t n, int64_t ld, bool silu, const void *gate,
                         const void *up, void *out);
-    /* dgate may alias gate, dup may alias up; dout [rows, n]. */
+    /* dgate may alias gate, dup may alias up; dout [rows, n]; out [rows, n] as the forward made it, unless NULL. */
     void (*glu_backward)(struct kstream *ks, int64_t rows, int64_t n, int64_t ld, bool silu, const void *gate,
-                         const void *up, const void *dout, void *dgate, void *dup);
+                         const void *up, const void *dout, void *dgate, void *dup, void *out);
 
     /* ---- head and loss: vocabulary rows [first, first + valid) of this rank; logits [T, ld] act ---- */
     /* m[T] stat = max over the valid columns. Columns from `valid` to ld are padding and are never read as logits. */

@@ -52,17 +52,19 @@ static int attention_forward(struct engine *e, int64_t i, bool again, struct err
     return e->strategy->latent(e, SITE_O, i, ctx, again, err);
 }
 
-/* From norm2's output to the product and down's latent. */
+/* From norm2's output to the product and down's latent; where that was kept, to gate and up: the backward makes the
+ * product itself. */
 static int mlp_forward(struct engine *e, int64_t i, bool again, struct error *err)
 {
     struct gate_up x = split_gate_up(e, engine_buffer(e, BUF_GU, i));
-    void *n = norm_n(e, SITE_GU, i), *prod = engine_buffer(e, BUF_PROD, i);
+    void *n = norm_n(e, SITE_GU, i), *prod = engine_buffer(e, BUF_PROD, 0);
     int rc = e->strategy->latent(e, SITE_GU, i, n, again, err);
     if (!rc)
         rc = e->strategy->output(e, SITE_GU, i, n, x.gate, err);
     if (rc)
         return rc;
-    e->k->glu_forward(e->ks, x.rows, x.width, x.ld, e->plan->mlp_silu, x.gate, x.up, prod);
+    if (!again)
+        e->k->glu_forward(e->ks, x.rows, x.width, x.ld, e->plan->mlp_silu, x.gate, x.up, prod);
     return e->strategy->latent(e, SITE_DOWN, i, prod, again, err);
 }
 
@@ -94,7 +96,7 @@ int block_forward(struct engine *e, int64_t i, struct error *err)
     engine_range(e, "forward of block %lld", (long long)i);
     int rc = body(e, i, first ? x1 : engine_buffer(e, BUF_X2, i - 1), first ? NULL : y, false, err);
     if (!rc)
-        rc = e->strategy->output(e, SITE_DOWN, i, engine_buffer(e, BUF_PROD, i), y, err);
+        rc = e->strategy->output(e, SITE_DOWN, i, engine_buffer(e, BUF_PROD, 0), y, err);
     engine_range_end(e);
     return rc;
 }
@@ -104,11 +106,13 @@ static int mlp_backward(struct engine *e, int64_t i, struct error *err)
     struct gate_up x = split_gate_up(e, engine_buffer(e, BUF_GU, i));
     struct gate_up dx = split_gate_up(e, engine_buffer(e, BUF_DOUTER, 0));
     struct bundle down = bundle_at(e, SITE_DOWN, 0);
-    void *dprod = engine_buffer(e, BUF_DINNER, 0);
-    int rc = e->strategy->backward(e, &down, i, engine_buffer(e, BUF_PROD, i), engine_buffer(e, BUF_DX, 0), dprod, err);
+    void *dy = engine_buffer(e, BUF_DX, 0), *dprod = engine_buffer(e, BUF_DINNER, 0);
+    void *prod = engine_buffer(e, BUF_PROD, 0);
+    int rc = e->strategy->backward(e, &down, i, NULL, dy, dprod, err);
     if (rc)
         return rc;
-    e->k->glu_backward(e->ks, x.rows, x.width, x.ld, e->plan->mlp_silu, x.gate, x.up, dprod, dx.gate, dx.up);
+    e->k->glu_backward(e->ks, x.rows, x.width, x.ld, e->plan->mlp_silu, x.gate, x.up, dprod, dx.gate, dx.up, prod);
+    e->strategy->weight(e, &down, i, prod, dy);
     return normed_backward(e, SITE_GU, i, dx.gate, err);
 }
 

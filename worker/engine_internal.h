@@ -60,9 +60,12 @@ struct strategy {
     int (*latent)(struct engine *e, enum plan_site site, int64_t layer, const void *x, bool again, struct error *err);
     /* From there to the outputs. */
     int (*output)(struct engine *e, enum plan_site site, int64_t layer, const void *x, void *y, struct error *err);
-    /* Gradients of a bundle's weights; dx of this bundle alone. dy is that of all branches. */
+    /* Gradients of a bundle's weights; dx of this bundle alone. dy is that of all branches. With x NULL the weight that
+     * x is multiplied with is left out, for weight(). */
     int (*backward)(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy, void *dx,
                     struct error *err);
+    /* What backward() left out, with the same dy, before the next backward(). */
+    void (*weight)(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy);
     /* Completes latents that no output() follows; NULL where they are complete at once. */
     int (*settle)(struct engine *e, enum plan_site site, int64_t layer, struct error *err);
 };
@@ -292,9 +295,10 @@ int gate_backward(struct engine *e, const struct bundle *b, int64_t layer, const
 
 /* A down-projection, or several that share their input: weight [n, k]. */
 void down_forward(struct engine *e, int64_t n, int64_t k, const struct param *a, const void *x, void *h);
-/* grad = or += dh^T x (gradient_beta());  dx = dh A, as [parts][T, k/parts]. */
-void down_backward(struct engine *e, int64_t n, int64_t k, int parts, const struct param *a, const void *x,
-                   const void *dh, void *dx);
+/* grad = or += dh^T x (gradient_beta()). */
+void down_weight(struct engine *e, int64_t n, int64_t k, const struct param *a, const void *x, const void *dh);
+/* dx = dh A, as [parts][T, k/parts]. */
+void down_input(struct engine *e, int64_t n, int64_t k, int parts, const struct param *a, const void *dh, void *dx);
 /* Where output j of a site lies among them: its first element, and the distance of its rows. */
 struct place {
     int64_t at, ld;
@@ -307,8 +311,10 @@ struct up {
     int64_t out, in, ldx, stride_x, ldy, stride_y;
 };
 void up_forward(struct engine *e, const struct up *u, const struct param *w, const void *x, void *y);
-/* grad = or += dy^T x;  dx = or += dy W (of a shared input the sum over layers). */
-void up_backward(struct engine *e, const struct up *u, const struct param *w, const void *x, const void *dy, void *dx);
+/* grad = or += dy^T x. */
+void up_weight(struct engine *e, const struct up *u, const struct param *w, const void *x, const void *dy);
+/* dx = dy W, of a shared input the sum over layers. */
+void up_input(struct engine *e, const struct up *u, const struct param *w, const void *dy, void *dx);
 /* The same for layers of different widths and inputs of their own, whose outputs are columns of one matrix; those of
  * one width that are neighbours go as one batch. */
 struct fan {

@@ -7,13 +7,11 @@ void down_forward(struct engine *e, int64_t n, int64_t k, const struct param *a,
     e->k->gemm(e->ks, &g, x, a->weight, h);
 }
 
-void down_backward(struct engine *e, int64_t n, int64_t k, int parts, const struct param *a, const void *x,
-                   const void *dh, void *dx)
+void down_weight(struct engine *e, int64_t n, int64_t k, const struct param *a, const void *x, const void *dh)
 {
-    int64_t T = e->rows.count, w = k / parts;
     struct gemm weight = {.m = n,
                           .n = k,
-                          .k = T,
+                          .k = e->rows.count,
                           .trans_a = true,
                           .lda = n,
                           .ldb = k,
@@ -22,7 +20,12 @@ void down_backward(struct engine *e, int64_t n, int64_t k, int parts, const stru
                           .beta = gradient_beta(e, e->rows.first),
                           .c_grad = true};
     e->k->gemm(e->ks, &weight, dh, x, a->grad);
-    struct gemm input = {.m = T,
+}
+
+void down_input(struct engine *e, int64_t n, int64_t k, int parts, const struct param *a, const void *dh, void *dx)
+{
+    int64_t w = k / parts;
+    struct gemm input = {.m = e->rows.count,
                          .n = w,
                          .k = n,
                          .lda = n,
@@ -63,7 +66,7 @@ void up_forward(struct engine *e, const struct up *u, const struct param *w, con
 }
 
 /* Inputs of their own: one batch. A shared one: a sum, one by one. */
-static void input_gradient(struct engine *e, const struct up *u, const struct param *w, const void *dy, void *dx)
+void up_input(struct engine *e, const struct up *u, const struct param *w, const void *dy, void *dx)
 {
     bool shared = u->stride_x == 0;
     struct gemm g = {.m = e->rows.count,
@@ -82,7 +85,7 @@ static void input_gradient(struct engine *e, const struct up *u, const struct pa
     }
 }
 
-void up_backward(struct engine *e, const struct up *u, const struct param *w, const void *x, const void *dy, void *dx)
+void up_weight(struct engine *e, const struct up *u, const struct param *w, const void *x, const void *dy)
 {
     struct gemm weight = {.m = u->out,
                           .n = u->in,
@@ -98,7 +101,6 @@ void up_backward(struct engine *e, const struct up *u, const struct param *w, co
                           .beta = gradient_beta(e, e->rows.first),
                           .c_grad = true};
     e->k->gemm(e->ks, &weight, dy, x, w->grad);
-    input_gradient(e, u, w, dy, dx);
 }
 
 /* The next layers of one shape: where they lie from the first of all. */
@@ -134,8 +136,10 @@ void fan_forward(struct engine *e, const struct fan *f, const struct param *w, c
 
 void fan_backward(struct engine *e, const struct fan *f, const struct param *w, const void *x, const void *dy, void *dx)
 {
-    for (struct run r = {0}; next_run(e, f, w, &r);)
-        up_backward(e, &r.up, &r.w, act_at(e, x, r.x), act_at(e, dy, r.y), act_at(e, dx, r.x));
+    for (struct run r = {0}; next_run(e, f, w, &r);) {
+        up_weight(e, &r.up, &r.w, act_at(e, x, r.x), act_at(e, dy, r.y));
+        up_input(e, &r.up, &r.w, act_at(e, dy, r.y), act_at(e, dx, r.x));
+    }
 }
 
 int reduce_act(struct engine *e, void *data, int64_t n, const char *what, struct error *err)

@@ -66,18 +66,6 @@ int norm_forward(struct engine *e, enum plan_site site, int64_t layer, const voi
     return ERR_OK;
 }
 
-/* n of a block whose forward was not run again: not kept, since making it anew is one pass over x. */
-static void remake(struct engine *e, enum plan_site site, int64_t layer)
-{
-    const struct plan *p = e->plan;
-    const struct param *gain = norm_gain(e, site, layer);
-    void *x = norm_x(e, site, layer), *n = norm_n(e, site, layer);
-    if (p->norm_online)
-        e->k->residual_gain(e->ks, p->T, e->w.x, x, NULL, gain->weight, x, n, engine_buffer(e, BUF_K, 0));
-    else
-        e->k->norm_apply(e->ks, p->T, e->w.x, p->d, p->norm_eps, x, gain->weight, NULL, norm_factor(e, site, layer), n);
-}
-
 static void add_gradient(struct engine *e, enum plan_site site, int64_t layer, const void *R, const void *dn)
 {
     const struct param *gain = norm_gain(e, site, layer);
@@ -89,8 +77,6 @@ int normed_backward(struct engine *e, enum plan_site site, int64_t layer, const 
 {
     const struct plan *p = e->plan;
     void *n = norm_n(e, site, layer), *dn = engine_buffer(e, BUF_DN, 0), *k = engine_buffer(e, BUF_K, 0);
-    if (p->recompute == BOOST__RECOMPUTE__VALUE__NONE)
-        remake(e, site, layer);
     for (int i = 0; i < bundle_count(e, site); i++) {
         struct bundle b = bundle_at(e, site, i);
         bool adds = i > 0 && !p->norm_online;

@@ -165,12 +165,20 @@ static int backward(struct engine *e, const struct bundle *b, int64_t layer, con
         rc = end_sum(e, s, 0, err);
         if (!rc)
             rc = latent_gradient(e, b, layer, part, err);
+        if (!rc && x)
+            down_weight(e, columns, in, &a, act_at(e, x, e->rows.first * in), part);
         if (!rc)
-            down_backward(e, columns, in, 1, &a, act_at(e, x, e->rows.first * in), part,
-                          act_at(e, dx, e->rows.first * in));
+            down_input(e, columns, in, 1, &a, part, act_at(e, dx, e->rows.first * in));
     }
     all_rows(e);
     return rc;
+}
+
+static void weight(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy)
+{
+    (void)dy;
+    struct param a = bundle_down(e, b, layer);
+    down_weight(e, bundle_columns(e, b), e->w.in[b->site], &a, x, engine_buffer(e, BUF_DLATENT, 0));
 }
 
 const struct strategy strategy_btp = {
@@ -184,5 +192,6 @@ const struct strategy strategy_btp = {
     .latent = latent,
     .output = output,
     .backward = backward,
+    .weight = weight,
     .settle = settle,
 };

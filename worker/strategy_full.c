@@ -32,8 +32,17 @@ static int backward(struct engine *e, const struct bundle *b, int64_t layer, con
                     struct error *err)
 {
     struct up u = joined(e, b->site);
-    up_backward(e, &u, &e->layers[layer].site[b->site].up, x, dy, dx);
+    const struct param *w = &e->layers[layer].site[b->site].up;
+    if (x)
+        up_weight(e, &u, w, x, dy);
+    up_input(e, &u, w, dy, dx);
     return gradients[b->site] ? reduce_act(e, dx, e->plan->T * e->w.x, gradients[b->site], err) : ERR_OK;
+}
+
+static void weight(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy)
+{
+    struct up u = joined(e, b->site);
+    up_weight(e, &u, &e->layers[layer].site[b->site].up, x, dy);
 }
 
 const struct strategy strategy_full = {
@@ -47,4 +56,5 @@ const struct strategy strategy_full = {
     .latent = latent,
     .output = output,
     .backward = backward,
+    .weight = weight,
 };

@@ -103,7 +103,8 @@ static int branch_backward(struct engine *e, const struct branch *j, const void 
             return rc;
         dy = parts;
     }
-    up_backward(e, &j->up, &j->b, z, dy, dz);
+    up_weight(e, &j->up, &j->b, z, dy);
+    up_input(e, &j->up, &j->b, dy, dz);
     return ERR_OK;
 }
 
@@ -141,10 +142,20 @@ static int backward(struct engine *e, const struct bundle *b, int64_t layer, con
         return rc;
     int parts = parts_in(e, b->site);
     void *out = parts > 1 ? engine_buffer(e, BUF_EXCHANGE, 0) : dx;
-    down_backward(e, columns, in, parts, &a, whole_input(e, b->site, layer, x), dz, out);
+    if (x)
+        down_weight(e, columns, in, &a, whole_input(e, b->site, layer, x), dz);
+    down_input(e, columns, in, parts, &a, dz, out);
     if (parts == 1)
         return reduce_act(e, dx, e->plan->T * in, inputs[b->site], err);
     return comm_reduce_scatter(&e->comms->tp, e->ks, out, dx, e->plan->T * in / parts, e->k->act, inputs[b->site], err);
+}
+
+static void weight(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy)
+{
+    (void)dy;
+    struct param a = bundle_down(e, b, layer);
+    down_weight(e, bundle_columns(e, b), e->w.in[b->site], &a, whole_input(e, b->site, layer, x),
+                engine_buffer(e, BUF_DLATENT, 0));
 }
 
 const struct strategy strategy_vanilla = {
@@ -157,4 +168,5 @@ const struct strategy strategy_vanilla = {
     .latent = latent,
     .output = output,
     .backward = backward,
+    .weight = weight,
 };

@@ -82,7 +82,7 @@ void fp32_attention_backward(struct kstream *ks, const struct attention *a, cons
 void fp32_glu_forward(struct kstream *ks, int64_t rows, int64_t n, int64_t ld, bool silu, const void *gate,
                       const void *up, void *out);
 void fp32_glu_backward(struct kstream *ks, int64_t rows, int64_t n, int64_t ld, bool silu, const void *gate,
-                       const void *up, const void *dout, void *dgate, void *dup);
+                       const void *up, const void *dout, void *dgate, void *dup, void *out);
 
 void fp32_ce_max(struct kstream *ks, int64_t T, int64_t ld, int64_t valid, const void *logits, void *m);
 void fp32_ce_sums(struct kstream *ks, int64_t T, int64_t ld, int64_t valid, int64_t first, const void *logits,

@@ -23,8 +23,10 @@ void fp32_glu_forward(struct kstream *ks, int64_t rows, int64_t n, int64_t ld, b
 }
 
 void fp32_glu_backward(struct kstream *ks, int64_t rows, int64_t n, int64_t ld, bool silu, const void *gate,
-                       const void *up, const void *dout, void *dgate, void *dup)
+                       const void *up, const void *dout, void *dgate, void *dup, void *out)
 {
+    if (out)
+        fp32_glu_forward(ks, rows, n, ld, silu, gate, up, out);
     join(&rows, &n, ld);
 #pragma omp parallel for collapse(2) num_threads(ks->threads) \
     schedule(static) if (ks->threads > 1 && rows * n > FP32_CHUNK)

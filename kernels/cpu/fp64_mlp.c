@@ -16,9 +16,10 @@ void fp64_glu_forward(struct kstream *ks, int64_t rows, int64_t n, int64_t ld, b
 }
 
 void fp64_glu_backward(struct kstream *ks, int64_t rows, int64_t n, int64_t ld, bool silu, const void *gate,
-                       const void *up, const void *dout, void *dgate, void *dup)
+                       const void *up, const void *dout, void *dgate, void *dup, void *out)
 {
-    (void)ks;
+    if (out)
+        fp64_glu_forward(ks, rows, n, ld, silu, gate, up, out);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t i = 0; i < n; i++) {
             int64_t at = r * ld + i;

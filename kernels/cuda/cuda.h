@@ -117,7 +117,7 @@ void cuda_rope(struct kstream *ks, int64_t T, int64_t s, int64_t heads, int64_t 
 void cuda_glu_forward(struct kstream *ks, int64_t rows, int64_t n, int64_t ld, bool silu, const void *gate,
                       const void *up, void *out);
 void cuda_glu_backward(struct kstream *ks, int64_t rows, int64_t n, int64_t ld, bool silu, const void *gate,
-                       const void *up, const void *dout, void *dgate, void *dup);
+                       const void *up, const void *dout, void *dgate, void *dup, void *out);
 void cuda_ce_max(struct kstream *ks, int64_t T, int64_t ld, int64_t valid, const void *logits, void *m);
 void cuda_ce_sums(struct kstream *ks, int64_t T, int64_t ld, int64_t valid, int64_t first, const void *logits,
                   const void *m, const int32_t *targets, void *sums);

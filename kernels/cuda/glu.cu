@@ -39,21 +39,24 @@ template <bool SILU, bool FEW> struct glu_forward {
 template <bool SILU, bool FEW> struct glu_backward {
     struct rows_of<FEW> rows;
     const bf16 *gate, *up, *dout;
-    bf16 *dgate, *dup;
+    bf16 *dgate, *dup, *out; /* out may be NULL */
 
     template <int V> __device__ void at(int64_t j) const
     {
-        float g[V], u[V], dy[V];
+        float g[V], u[V], dy[V], product[V];
         int64_t from = rows.place(j);
         load<V>(gate + from, g);
         load<V>(up + from, u);
         load<V>(dout + j, dy);
 #pragma unroll
         for (int i = 0; i < V; i++) {
-            float sigma = SILU ? sigmoid(g[i]) : 1;
+            float sigma = SILU ? sigmoid(g[i]) : 1, f = SILU ? g[i] * sigma : g[i];
+            product[i] = u[i] * f; /* as the forward has it */
             u[i] *= SILU ? dy[i] * silu_slope(g[i], sigma) : dy[i];
-            dy[i] *= g[i] * sigma;
+            dy[i] *= f;
         }
+        if (out)
+            store(out + j, product);
         store(dgate + from, u);
         store(dup + from, dy);
     }
@@ -95,13 +98,13 @@ void cuda_glu_forward(struct kstream *ks, int64_t rows, int64_t n, int64_t ld, b
 }
 
 void cuda_glu_backward(struct kstream *ks, int64_t rows, int64_t n, int64_t ld, bool silu, const void *gate,
-                       const void *up, const void *dout, void *dgate, void *dup)
+                       const void *up, const void *dout, void *dgate, void *dup, void *out)
 {
     const bf16 *g = (const bf16 *)gate, *u = (const bf16 *)up, *dy = (const bf16 *)dout;
-    bool aligned = wide(widths(n, ld), gate, up, dout, dgate, dup);
+    bool aligned = wide(widths(n, ld), gate, up, dout, dgate, dup, out);
     by_kind(silu, rows * n, [&](auto SILU, auto FEW) {
         struct glu_backward<decltype(SILU)::value, decltype(FEW)::value> op = {
-            {n, ld}, g, u, dy, (bf16 *)dgate, (bf16 *)dup
+            {n, ld}, g, u, dy, (bf16 *)dgate, (bf16 *)dup, (bf16 *)out
         };
         launch_each<8>(ks, "glu_backward", rows * n, aligned, op);
     });

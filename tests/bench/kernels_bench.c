@@ -125,7 +125,7 @@ static void body_glu_silu_forward(void)
 }
 static void body_glu_silu_backward(void)
 {
-    k->glu_backward(ks, T, F, F, true, x, y, n_out, m1, m2);
+    k->glu_backward(ks, T, F, F, true, x, y, n_out, m1, m2, NULL);
 }
 static void body_attention_forward(void)
 {

@@ -77,8 +77,8 @@ static void size_stream(struct sizing *z)
     int64_t R = z->p->norm_online ? 0 : rows_of(z, 1, z->b->stat);
     put_saved(z, BUF_X1, KEEP_BLOCK, residual);
     put_saved(z, BUF_X2, z->cut->latent ? KEEP_LATENT : KEEP_REST, residual);
-    put(z, BUF_N1, MEM_SCRATCH, residual); /* made again from x by the norm's backward (norm.c) */
-    put(z, BUF_N2, MEM_SCRATCH, residual);
+    put_saved(z, BUF_N1, KEEP_REST, residual);
+    put_saved(z, BUF_N2, KEEP_REST, residual);
     put_saved(z, BUF_R1, KEEP_LATENT, R);
     put_saved(z, BUF_R2, KEEP_LATENT, R);
 }
@@ -143,7 +143,7 @@ static void size_inner(struct sizing *z)
     put_saved(z, BUF_CTX_FULL, KEEP_REST, gathers_heads ? rows_of(z, p->d, act) : 0);
     put_saved(z, BUF_LSE, KEEP_REST, rows_of(z, w->heads, z->b->stat));
     put_saved(z, BUF_GU, KEEP_REST, rows_of(z, 2 * mlp, act));
-    put_saved(z, BUF_PROD, KEEP_REST, rows_of(z, mlp, act));
+    put(z, BUF_PROD, MEM_SCRATCH, rows_of(z, mlp, act)); /* the backward makes it in passing (block.c) */
 
     put(z, BUF_DINNER, MEM_SCRATCH, rows_of(z, larger(q, mlp), act));
     put(z, BUF_DOUTER, MEM_SCRATCH, rows_of(z, larger(qkv, 2 * mlp), act));

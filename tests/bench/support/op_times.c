@@ -215,9 +215,9 @@ TIMED(glu_forward, (int64_t rows, int64_t n, int64_t ld, bool silu, const void *
       (rows, n, ld, silu, gate, up, out), SHARE_ELEMENT, 3 * ACT * rows * n, 0, " %" PRId64 "x%" PRId64, rows, n)
 TIMED(glu_backward,
       (int64_t rows, int64_t n, int64_t ld, bool silu, const void *gate, const void *up, const void *dout, void *dgate,
-       void *dup),
-      (rows, n, ld, silu, gate, up, dout, dgate, dup), SHARE_ELEMENT, 5 * ACT * rows * n, 0, " %" PRId64 "x%" PRId64,
-      rows, n)
+       void *dup, void *out),
+      (rows, n, ld, silu, gate, up, dout, dgate, dup, out), SHARE_ELEMENT, (out ? 6 : 5) * ACT * rows * n, 0,
+      " %" PRId64 "x%" PRId64, rows, n)
 TIMED(ce_max, (int64_t T, int64_t ld, int64_t valid, const void *logits, void *m), (T, ld, valid, logits, m),
       SHARE_HEAD, ACT *T *valid, 0, " %" PRId64 "x%" PRId64, T, valid)
 TIMED(ce_sums,

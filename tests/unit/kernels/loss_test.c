@@ -36,8 +36,11 @@ static void one_glu(struct variant *v, int64_t rows, int64_t n, int64_t gap, boo
     void *o = device_poison(v, dense), *og = in_place ? dg : device_values(v, all, into_gate);
     void *ou = in_place ? du : device_values(v, all, into_up);
     v->k->glu_forward(v->ks, rows, n, ld, silu, dg, du, o);
-    v->k->glu_backward(v->ks, rows, n, ld, silu, dg, du, dy, og, ou);
+    void *again = silu == in_place ? device_poison(v, dense) : NULL;
+    v->k->glu_backward(v->ks, rows, n, ld, silu, dg, du, dy, og, ou, again);
     check(v, "out", dense, o, out, size, 8);
+    if (again)
+        assert_memory_equal(fetch(v, again, dense), fetch(v, o, dense), (size_t)dense * sizeof(double));
     check(v, "dgate", all, og, dgate, size_gate, 12);
     check(v, "dup", all, ou, dup, size_up, 8);
     forget(v);
@@ -272,7 +275,7 @@ static void differences(struct variant *v)
 
     void *dgate = device_poison(v, ROWS), *dup = device_poison(v, ROWS);
     glu_loss(&p);
-    v->k->glu_backward(v->ks, 1, ROWS, ROWS, true, p.g, p.u, device_values(v, ROWS, p.weight), dgate, dup);
+    v->k->glu_backward(v->ks, 1, ROWS, ROWS, true, p.g, p.u, device_values(v, ROWS, p.weight), dgate, dup, NULL);
     check_differences(v, "gate", ROWS, p.gate, fetch(v, dgate, ROWS), glu_loss, &p);
     check_differences(v, "up", ROWS, p.up, fetch(v, dup, ROWS), glu_loss, &p);
 }

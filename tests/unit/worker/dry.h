@@ -128,7 +128,7 @@ DRY(attention_backward,
 DRY(glu_forward, (int64_t rows, int64_t n, int64_t ld, bool silu, const void *gate, const void *up, void *out), out)
 DRY(glu_backward,
     (int64_t rows, int64_t n, int64_t ld, bool silu, const void *gate, const void *up, const void *dout, void *dgate,
-     void *dup),
+     void *dup, void *out),
     dup)
 DRY(ce_max, (int64_t T, int64_t ld, int64_t valid, const void *logits, void *m), m)
 DRY(ce_sums,

@@ -335,7 +335,7 @@ static void late_graph_launch(struct kstream *ks, const struct kgraph *graph)
     X(int64_t, n) X(int64_t, ld) X(bool, silu) X(const void *, gate) X(const void *, up) X(void *, out)
 #define ARGS_glu_backward(X, C) \
     X(int64_t, rows)            \
-    X(int64_t, n) X(int64_t, ld) X(bool, silu) X(const void *, gate) X(const void *, up) X(const void *, dout) X(void *, dgate) X(void *, dup)
+    X(int64_t, n) X(int64_t, ld) X(bool, silu) X(const void *, gate) X(const void *, up) X(const void *, dout) X(void *, dgate) X(void *, dup) X(void *, out)
 #define ARGS_ce_max(X, C) X(int64_t, T) X(int64_t, ld) X(int64_t, valid) X(const void *, logits) X(void *, m)
 #define ARGS_ce_sums(X, C)                                                                        \
     X(int64_t, T)                                                                                 \

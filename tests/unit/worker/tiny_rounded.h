@@ -205,9 +205,12 @@ static inline void rounded_glu_forward(struct kstream *ks, int64_t rows, int64_t
 }
 
 static inline void rounded_glu_backward(struct kstream *ks, int64_t rows, int64_t n, int64_t ld, bool silu,
-                                        const void *gate, const void *up, const void *dout, void *dgate, void *dup)
+                                        const void *gate, const void *up, const void *dout, void *dgate, void *dup,
+                                        void *out)
 {
-    rounded.exact->glu_backward(ks, rows, n, ld, silu, gate, up, dout, dgate, dup);
+    rounded.exact->glu_backward(ks, rows, n, ld, silu, gate, up, dout, dgate, dup, out);
+    if (out)
+        rounded_rows(out, rows, n, n);
     rounded_rows(dgate, rows, n, ld);
     rounded_rows(dup, rows, n, ld);
 }
