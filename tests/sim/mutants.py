@@ -33,6 +33,8 @@ MUTANTS = [
     # No node over-committed.
     ("one-more-than-there-is", "daemon/core_nodes.c", "int slots = node_slots(n, pool) - node_busy(n, pool);",
      "int slots = node_slots(n, pool) - node_busy(n, pool) + (n->n_holdings > 0);", "no node over-committed"),
+    ("gpus-not-counted", "daemon/core_nodes.c", "slots += n->holdings[i].pool == pool ? n->holdings[i].slots : 0;",
+     "slots += n->holdings[i].pool == pool && pool == SCHED_CPU ? n->holdings[i].slots : 0;", ""),
     ("lost-is-free", "daemon/core_attempts.c", "if (!lost && n)\n        node_release", "if (n)\n        node_release",
      ""),
     ("holdings-forgotten-at-boot", "daemon/core_boot.c", "node_hold(n, job->id, a->number,", "(void)(job->id, a->number,", ""),
@@ -68,6 +70,7 @@ MUTANTS = [
     ("kill-never-overdue", "daemon/core_nodes.c", "    h->kill_due = h->kill_from + c->kill_confirm_ns;",
      "    h->kill_due = 0;", ""),
     ("drained-for-ever", "daemon/core_nodes.c", "    if (overdue)\n        node_undrain(c, n);", "    (void)overdue;", ""),
+    ("spare-outlives-attempt", "daemon/core_place.c", "    spares_release(c, job); /* of the attempt before", "    /*", ""),
     ("never-forgotten", "daemon/core_ending.c", "        send_forget(c, n, job->id, a->number);\n", "", "agents may forget"),
     # No illegal transition.
     ("row-missing", "daemon/job_table.c", "    {STOPPING, ANY_TARGET, EV_FAILED_INFRA, STOPPING, KEEP, ACT_KILL},\n", "",

@@ -97,6 +97,7 @@ struct run {
     int attempt, world, n;
     struct proc ranks[MAX_SLOTS];
     bool cuda;
+    int gpu[MAX_SLOTS]; /* of each of `ranks` */
     int64_t steps, every, from_step;
     int from_attempt; /* 0: from the initial weights; else the checkpoint is: */
     int64_t from_job, from_saved;
@@ -121,6 +122,8 @@ struct sim_node {
     char name[16];
     int index, slots;
     int64_t memory_mib; /* 0: not told, so that slots alone are counted */
+    int gpus;
+    bool gpu_broken[MAX_SLOTS];
     /* the machine */
     int boot;
     bool powered;
@@ -233,6 +236,7 @@ enum fault {
     FAULT_STORE_SLOW,
     FAULT_CLOCK,
     FAULT_DISK_FULL,
+    FAULT_GPU,
     FAULT_DAMAGE,
     FAULTS
 };
@@ -328,6 +332,9 @@ void run_free(struct run *r);
 
 void report_register(struct sim *s, struct sim_node *n);
 void report_run(struct sim *s, struct sim_node *n, struct run *r);
+/* Which rank has the GPU; NULL: none. */
+const struct run *gpu_user(const struct sim_node *n, int gpu, int *rank);
+void report_devices(struct sim *s, struct sim_node *n);
 void report_again(struct sim_node *n); /* the link is new: nothing counts as sent */
 void report_node_end(struct sim *s, struct sim_node *n, int64_t job, int attempt);
 void report_refused(struct sim *s, struct sim_node *n, int64_t job, int attempt, Boost__ExitClass__Value class,
@@ -383,6 +390,7 @@ void check_apply(void *arg, const struct mem_txn *t);   /* before its rows repla
 void check_applied(void *arg, const struct mem_txn *t); /* after */
 void check_always(struct sim *s);                       /* after every event */
 bool check_over(struct sim *s);                         /* every job has ended */
+_Noreturn void check_late(struct sim *s, int hours);    /* it does not come to be over */
 void check_end(struct sim *s);
 
 #endif

@@ -73,15 +73,16 @@ void check_spawn(struct sim *s, const struct run *r)
     for (const struct run *x = n->runs; x; x = x->next) {
         if (x == r)
             continue;
-        for (int i = 0; i < x->n; i++)
+        for (int i = 0; i < x->n && x->cuda == r->cuda; i++)
             busy += x->ranks[i].alive;
         if (x->job == r->job && run_has_process(x))
             violated(s, "one live attempt a device", "%" PRId64 ".%d starts on %s beside attempt %d", r->job,
                      r->attempt, n->name, x->attempt);
     }
-    if (busy > n->slots)
-        violated(s, "no node over-committed", "%" PRId64 ".%d makes %d ranks on the %d slots of %s", r->job, r->attempt,
-                 busy, n->slots, n->name);
+    int there = r->cuda ? n->gpus : n->slots;
+    if (busy > there)
+        violated(s, "no node over-committed", "%" PRId64 ".%d makes %d ranks on the %d %s of %s", r->job, r->attempt,
+                 busy, there, r->cuda ? "GPUs" : "slots", n->name);
     const struct store_attempt *mine = mem_attempt(s->store, r->job, r->attempt);
     bool fenced = mine && mine->fenced; /* it is late: whoever fenced it has to bear with it */
     for (int i = 0; i < s->n_nodes && !fenced; i++)
@@ -429,6 +430,23 @@ bool check_over(struct sim *s)
         if (!terminal(s->jobs[i].state))
             return false;
     return true;
+}
+
+_Noreturn void check_late(struct sim *s, int hours)
+{
+    char why[512] = "";
+    struct arena mem;
+    arena_init(&mem, 1 << 20);
+    for (int i = 0; s->core && i < s->n_jobs; i++) {
+        const struct job *job = core_job(s->core, s->jobs[i].id);
+        const Boost__JobSummary *x = job && !terminal((int)job->state) ? core_summary(s->core, job, &mem) : NULL;
+        size_t used = strlen(why);
+        if (x)
+            snprintf(why + used, sizeof why - used, "; job %" PRId64 " is %s: %.200s", job->id,
+                     name_of((int)job->state), x->info);
+    }
+    arena_free(&mem);
+    violated(s, "jobs finish", "not over %d simulated hours after the last fault%s", hours, why);
 }
 
 void check_end(struct sim *s)

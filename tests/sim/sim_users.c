@@ -56,28 +56,35 @@ static void submitted(void *arg, int rc, const struct error *err, int64_t id)
     job->acknowledged = true;
 }
 
+static int pool_of(const struct sim_node *n, bool cuda)
+{
+    return cuda ? n->gpus : n->slots;
+}
+
 static void submit(struct sim *s)
 {
     struct arena mem;
     arena_init(&mem, 1 << 20);
     Boost__JobSpec *spec = spec_new(&mem);
     Boost__Resources resources = BOOST__RESOURCES__INIT;
-    int most = 0, wide = 0;
-    for (int i = 0; i < s->n_nodes; i++) {
-        most = s->nodes[i].slots > most ? s->nodes[i].slots : most;
-        wide += s->nodes[i].slots > 1;
-    }
+    int most = 0, fit = 0, gpus = 0;
+    for (int i = 0; i < s->n_nodes; i++)
+        gpus += s->nodes[i].gpus > 0;
+    bool cuda = gpus && one_in(s, 2);
+    for (int i = 0; i < s->n_nodes; i++)
+        most = pool_of(&s->nodes[i], cuda) > most ? pool_of(&s->nodes[i], cuda) : most;
     int nodes = one_in(s, 2) ? 1 : (int)between(s, 1, s->n_nodes);
     int per_node = (int)between(s, 1, most);
-    int fit = 0;
     for (int i = 0; i < s->n_nodes; i++)
-        fit += s->nodes[i].slots >= per_node;
+        fit += pool_of(&s->nodes[i], cuda) >= per_node;
     if (nodes > fit)
         nodes = fit;
     spec->resources = &resources;
     resources.has_nodes = resources.has_devices_per_node = true;
     resources.nodes = nodes;
     resources.devices_per_node = per_node;
+    resources.has_device = true;
+    resources.device = cuda ? BOOST__DEVICE__VALUE__CUDA : BOOST__DEVICE__VALUE__CPU;
     spec->parallel->tp = 1;
     spec->parallel->has_dp = true;
     spec->parallel->dp = nodes * per_node;
