@@ -183,6 +183,11 @@ struct core {
     struct node *nodes;       /* by name */
     struct node **node_index; /* the same */
     int n_nodes, cap_nodes;
+    struct core_gpus { /* of all nodes that take the user's jobs; known until a node tells something else */
+        bool known, own, any; /* own: some node is of one user only, so that this is of `uid` */
+        uint32_t uid;
+        int64_t least_mib;
+    } gpus;
     struct node *dirty_nodes; /* whose rows are to be written */
     struct task *tasks;
     uint64_t next_task;

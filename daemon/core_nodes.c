@@ -222,6 +222,7 @@ void node_devices(struct core *c, struct node *n, const Boost__DeviceReport *rep
     if (n->devices)
         boost__device_report__free_unpacked(n->devices, NULL);
     n->devices = copy;
+    c->gpus.known = false;
     c->schedule = true;
 }
 

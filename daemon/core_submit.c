@@ -48,6 +48,23 @@ static void refuse(struct submit *s, const struct error *err)
     s->reply(s->arg, (int)err->code, err, 0);
 }
 
+/* What is known of the user's GPUs is looked up once: nodes are many, and change seldom. */
+static void look_at_gpus(struct core *c, uint32_t uid)
+{
+    struct core_gpus *g = &c->gpus;
+    if (g->known && (!g->own || g->uid == uid))
+        return;
+    *g = (struct core_gpus){.known = true, .uid = uid};
+    for (const struct node *n = c->nodes; n; n = n->next) {
+        g->own = g->own || (n->gpus && n->uid != 0);
+        if (!n->gpus || (n->uid != 0 && n->uid != uid))
+            continue;
+        g->any = true;
+        if (n->gpu_mib > 0 && (!g->least_mib || n->gpu_mib < g->least_mib))
+            g->least_mib = n->gpu_mib;
+    }
+}
+
 /* Memory of a rank on the first node that would do; unknown while none is UP. Of GPUs the smallest known counts, of
  * whichever node: one that is not UP now may be the one that the job waits for. */
 static struct plan_machine machine_of(struct core *c, uint32_t uid)
@@ -56,14 +73,9 @@ static struct plan_machine machine_of(struct core *c, uint32_t uid)
     const struct node *n = task_node(c, NULL, uid, SCHED_CPU);
     if (n && n->cpu_slots > 0)
         m.memory_bytes = n->memory_mib * (INT64_C(1) << 20) / n->cpu_slots;
-    int64_t least_mib = 0;
-    for (n = c->nodes; n; n = n->next) {
-        if (!n->gpus || (n->uid != 0 && n->uid != uid))
-            continue;
-        m.has_cuda = true;
-        if (n->gpu_mib > 0 && (!least_mib || n->gpu_mib < least_mib))
-            least_mib = n->gpu_mib;
-    }
+    look_at_gpus(c, uid);
+    int64_t least_mib = c->gpus.least_mib;
+    m.has_cuda = c->gpus.any;
     if (least_mib)
         m.cuda_bytes = least_mib * (INT64_C(1) << 20) - plan_cuda_reserve();
     if (least_mib && m.cuda_bytes < 1)
@@ -77,7 +89,9 @@ static int check_threads(struct core *c, const Boost__JobSpec *resolved, struct 
 {
     int threads = resolved->resources ? resolved->resources->threads_per_rank : 0;
     const struct node *most = NULL;
-    for (const struct node *n = c->nodes; n; n = n->next)
+    if (threads <= 0)
+        return ERR_OK;
+    for (const struct node *n = c->nodes; n && (!most || most->cores < threads); n = n->next)
         if (n->cores > 0 && (!most || n->cores > most->cores))
             most = n;
     if (!most || threads <= most->cores)
