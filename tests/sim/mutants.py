@@ -47,7 +47,7 @@ MUTANTS = [
     ("committed-without-manifest", "daemon/core_checkpoints.c",
      "    if (rc == ERR_OK) {\n        commit(", "    if (rc != ERR_TIMEOUT) {\n        commit(",
      "resume only from committed checkpoints"),
-    ("deleted-before-row", "daemon/core_checkpoints.c", "    if (job->unsettled)\n        return; /* rows first */\n", "",
+    ("deleted-before-row", "daemon/core_checkpoints.c", "    if (job->unsettled || job->dirty)\n        return; /* rows first, those of the open change too */\n", "",
      ""),
     # A node out of use gets nothing new.
     ("closed-is-open", "daemon/core_queue.c", ".open = node->admin == ADMIN(NONE),", ".open = true,",

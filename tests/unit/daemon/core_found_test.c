@@ -180,12 +180,49 @@ static void a_spare_goes_with_its_attempt(void **state)
     world_free(w);
 }
 
+/* The end is decided and the disk is full: told again, it is not taken off the agent's hands before the row is there,
+ * or a crash would make the job run a second time. */
+static void an_end_that_is_not_durable_stays_with_its_agent(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    join_world(w, a);
+    int64_t id;
+    struct fake_attempt *x = run_job(w, a, &id);
+    say_step(w, a, x, x->steps);
+    say_checkpoint(w, a, x, x->steps);
+    pump(w);
+    assert_int_equal(job_of(w, id)->checkpoint_step, 100);
+    w->store->stuck = true;
+    for (int i = 0; i < x->n_ranks; i++)
+        say_end_of(w, a, x, i, (struct end){.done = true});
+    say_node_end(w, a, x);
+    pump(w);
+    assert_state(w, id, COMPLETED);
+    disconnect(w, a);
+    join_world(w, a); /* tells all again */
+    pump(w);
+    assert_false(x->forgotten);
+    assert_false(x->end_acked[0] || x->node_end_acked);
+    controller_restart(w);
+    w->store->stuck = false;
+    assert_state(w, id, RUNNING);
+    join_world(w, a);
+    advance(w, 20000);
+    assert_state(w, id, COMPLETED);
+    assert_int_equal(job_of(w, id)->n_attempts, 1);
+    assert_true(x->forgotten && x->end_acked[0] && x->node_end_acked);
+    world_free(w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_sent_shards_is_not_started_again),
         cmocka_unit_test(an_answer_to_an_earlier_run_is_none),
         cmocka_unit_test(what_is_not_durable_is_not_placed),
+        cmocka_unit_test(an_end_that_is_not_durable_stays_with_its_agent),
         cmocka_unit_test(an_operators_cordon_outlives_the_controllers_drain),
         cmocka_unit_test(a_spare_goes_with_its_attempt),
     };
