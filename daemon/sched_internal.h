@@ -64,7 +64,8 @@ struct head {
     uint64_t *reserved; /* its nodes: those promised, or all that it could use when no time is known */
     int *spare;         /* [n] devices left at `when` beside the head */
     int64_t *spare_mib;
-    struct view late; /* min(free now, spare) */
+    struct view late;  /* min(free now, spare) */
+    int64_t *late_mib; /* [n] likewise */
 };
 
 struct sched {
