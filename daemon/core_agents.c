@@ -225,6 +225,8 @@ int core_agent_register(struct core *c, const Boost__Register *msg, struct error
     rebuild_holdings(c, n, msg);
     node_health(c, n, msg->health);
     send_registered(c, n, msg);
+    if (was == LIVENESS(DOWN))
+        (void)node_recheck(c, n);
     reconcile(c, n, msg);
     c->schedule = true;
     c->work = true;

@@ -345,6 +345,9 @@ void node_health(struct core *c, struct node *n, const Boost__HealthReport *repo
 void node_health_settle(struct core *c, struct node *n);
 /* Has the node checked now; a report follows. False: it cannot be reached. */
 bool node_check_health(struct core *c, struct node *n);
+/* The same for a node that comes back: it gets no work before the report. False: its agent checks nothing, or a check
+ * is on its way already. */
+bool node_recheck(struct core *c, struct node *n);
 
 /* ---- core_drain.c ------------------------------------------------------------------ */
 
