@@ -28,7 +28,7 @@
 #include "proto/base/clock.h"
 #include "tests/world/mem_store.h"
 
-enum { MAX_NODES = 5, MAX_SLOTS = 4, MAX_WORLD = MAX_NODES * MAX_SLOTS, MAX_JOBS = 32, MAX_FORMER = 64 };
+enum { MAX_NODES = 5, MAX_SLOTS = 4, MAX_WORLD = MAX_NODES * MAX_SLOTS, MAX_JOBS = 48, MAX_TASKS = 3, MAX_FORMER = 64 };
 
 #define US INT64_C(1000)
 #define MS NS_PER_MS
@@ -179,6 +179,9 @@ struct sim_job {
     bool cancel_promised; /* and acknowledged, */
     int64_t promised_ns;  /* then */
     int submit_no;
+    uint32_t uid;
+    int64_t array; /* 0: of none */
+    int array_limit;
     bool limited; /* has a time limit */
     bool wrong;   /* a rank was made to say that the job is in error */
     int max_restarts;
@@ -197,6 +200,7 @@ struct user_op { /* a request on its way */
     uint64_t life; /* of the controller that was asked */
     int verb;      /* Boost__ControlRequest__Verb, or one of enum other_verb */
     int64_t job;   /* of a submit: its number among all submits, which is the job's name */
+    int tasks;     /* of VERB_SUBMIT: so many jobs */
     int node;      /* of VERB_NODE: its index */
     bool close;
     bool answered, refused;
@@ -383,6 +387,7 @@ const char *fault_name(int fault);
 
 void check_start(struct sim *s, const struct sim_node *n, const Boost__AttemptStart *start); /* as it is sent */
 void check_spawn(struct sim *s, const struct run *r);                                        /* before the ranks are */
+void check_gpus(struct sim *s, const struct sim_node *n, const struct run *r);               /* it finds too few free */
 void check_loaded(struct sim *s, const struct run *r);
 void check_delete(struct sim *s, const struct saved *k);
 void check_event(void *arg, const struct store_event *e);

@@ -230,6 +230,7 @@ static void start(struct sim *s, struct sim_node *n, const Boost__AttemptStart *
     }
     r->cuda = o->spec->resources && o->spec->resources->device == BOOST__DEVICE__VALUE__CUDA;
     if (r->cuda && !take_gpus(n, r)) {
+        check_gpus(s, n, r);
         report_refused(s, n, r->job, r->attempt, BOOST__EXIT_CLASS__VALUE__INFRA, BOOST__REASON__VALUE__NoDevices,
                        "too few GPUs are free");
         run_free(r);

@@ -48,12 +48,14 @@ static void submitted(void *arg, int rc, const struct error *err, int64_t id)
         op->refused = true;
         return;
     }
-    struct sim_job *job = job_by_id(s, id);
-    if (!job)
-        violated(s, "acknowledged submits survive", "job %lld is acknowledged, and no row of it is durable",
-                 (long long)id);
-    trace(s, "job %lld is acknowledged", (long long)id);
-    job->acknowledged = true;
+    for (int i = 0; i < op->tasks; i++) {
+        struct sim_job *job = job_by_id(s, id + i);
+        if (!job)
+            violated(s, "acknowledged submits survive", "job %lld is acknowledged, and no row of it is durable",
+                     (long long)id + i);
+        trace(s, "job %lld is acknowledged", (long long)id + i);
+        job->acknowledged = true;
+    }
 }
 
 static int pool_of(const struct sim_node *n, bool cuda)
@@ -129,7 +131,15 @@ static void submit(struct sim *s)
     op->job = ++s->submitted;
     spec->name = arena_printf(&mem, "%d", s->submitted);
     trace(s, "submit: %d x %d, %lld steps", nodes, per_node, (long long)spec->run->steps);
-    core_submit(s->core, spec, &users[between(s, 0, 1)], one_in(s, 10), submitted, op);
+    op->tasks = one_in(s, 6) ? (int)between(s, 2, MAX_TASKS) : 1;
+    Boost__JobSpec *all[MAX_TASKS] = {spec, spec, spec};
+    static const int32_t index[MAX_TASKS] = {3, 5, 7};
+    const struct core_user *user = &users[between(s, 0, 1)];
+    bool hold = one_in(s, 10);
+    if (op->tasks > 1)
+        core_submit_array(s->core, all, op->tasks, index, (int)between(s, 0, 2), user, hold, submitted, op);
+    else
+        core_submit(s->core, spec, user, hold, submitted, op);
     arena_free(&mem);
     controller_poke(s);
 }
@@ -138,7 +148,7 @@ static void submits(struct sim *s, struct event *e)
 {
     if (s->to_submit <= 0)
         return;
-    if (s->core && s->n_jobs < MAX_JOBS - 2) {
+    if (s->core && s->n_jobs < MAX_JOBS - 2 * MAX_TASKS) {
         s->to_submit--;
         submit(s);
     }
