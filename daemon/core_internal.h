@@ -32,6 +32,7 @@
 #define CORE_ADOPTED_GAP  10000            /* numbers that may have been given since a copy was made  */
 #define CORE_RETRY_NS     (5 * NS_PER_S)  /* between tries of a task or a start                  */
 #define CORE_STOP_MIN_NS  (30 * NS_PER_S) /* the least automatic stop grace                      */
+#define CORE_PASS_NS      (5 * NS_PER_MS) /* a scheduling pass that takes longer is followed by a pause */
 #define CORE_TASK_TRIES   3
 
 /* What a node's devices are taken by. */
@@ -201,6 +202,7 @@ struct core {
     bool schedule; /* a scheduling pass is due */
     bool spares_used; /* some job holds or held spare nodes */
     bool elastic;  /* some job has fewer nodes or spares than it asks for, and may find more */
+    int64_t pass_due;     /* mono: not before; 0: at once */
     int64_t schedule_due; /* mono, when one is tried again for which there was no memory; 0: none is */
     bool work;     /* working jobs are to be looked at */
 

@@ -77,6 +77,33 @@ static void equals_take_turns(void **state)
     world_free(w);
 }
 
+/* Time passes while a job is placed. */
+static void slow_log(void *arg, enum core_log_level level, const char *text)
+{
+    struct world *w = arg;
+    (void)level;
+    if (strstr(text, "started"))
+        w->now += 10 * NS_PER_MS;
+}
+
+/* A pass that took long is not followed by the next at once, so that others are answered meanwhile. */
+static void slow_passes_pause(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    w->ops.log = slow_log;
+    reconfigured(w);
+    join_world(w, agent_add(w, "gpu01", 4));
+    int64_t first = submit_want(w, (struct want){0}), second = submit_want(w, (struct want){0});
+    assert_state(w, first, STARTING);
+    assert_state(w, second, QUEUED);
+    advance(w, 25);
+    assert_state(w, second, QUEUED);
+    advance(w, 10);
+    assert_state(w, second, STARTING);
+    world_free(w);
+}
+
 /* Who has used less goes first, also after a restart, and what is long ago counts little. */
 static void fair_share(void **state)
 {
@@ -283,16 +310,10 @@ static void preemption(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(priority_then_age),
-        cmocka_unit_test(any_order),
-        cmocka_unit_test(equals_take_turns),
-        cmocka_unit_test(fair_share),
-        cmocka_unit_test(backfill),
-        cmocka_unit_test(whole_nodes),
-        cmocka_unit_test(memory),
-        cmocka_unit_test(several_nodes),
-        cmocka_unit_test(labels_and_switches),
-        cmocka_unit_test(preemption),
+        cmocka_unit_test(priority_then_age),   cmocka_unit_test(any_order),  cmocka_unit_test(equals_take_turns),
+        cmocka_unit_test(slow_passes_pause),   cmocka_unit_test(fair_share), cmocka_unit_test(backfill),
+        cmocka_unit_test(whole_nodes),         cmocka_unit_test(memory),     cmocka_unit_test(several_nodes),
+        cmocka_unit_test(labels_and_switches), cmocka_unit_test(preemption),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
