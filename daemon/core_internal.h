@@ -272,6 +272,12 @@ void job_pend(struct core *c, struct job *job);
 MUST_USE int spec_resolve(struct core *c, const Boost__JobSpec *spec, uint32_t uid, Boost__JobSpec **resolved,
                           struct error *err);
 
+/* Asks an agent that can act for the user whether the job's files are there; false: there is none, `done` is not called.
+ * `done` takes the task's arg over (sets arg and drop of the task to NULL). */
+bool preflight_send(struct core *c, Boost__JobSpec *resolved, uint32_t uid, uint32_t gid, task_done_fn done, void *arg,
+                    void (*drop)(void *arg));
+bool preflight_is_definite(int rc); /* a fault of the job, and not of the way to its files */
+
 /* ---- core_restart.c ----------------------------------------------------------------- */
 
 /* What a restart has changed takes effect, once no attempt is live. */

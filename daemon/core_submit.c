@@ -244,7 +244,7 @@ static void accept(struct core *c, struct submit *s)
     after_durable_or_late(c, submitted, submit_late, s, submit_free);
 }
 
-static bool is_definite(int rc)
+bool preflight_is_definite(int rc)
 {
     return rc == ERR_INVALID || rc == ERR_NOT_FOUND || rc == ERR_IO || rc == ERR_NOSPACE || rc == ERR_CORRUPT ||
            rc == ERR_UNSUPPORTED || rc == ERR_REFUSED;
@@ -259,7 +259,7 @@ static void preflighted(struct core *c, struct task *t, int rc, const struct err
     (void)reply;
     t->arg = NULL; /* `accept` or the refusal ends it */
     t->drop = NULL;
-    if (!is_definite(rc)) {
+    if (!preflight_is_definite(rc)) {
         if (rc)
             core_log_line(c, CORE_LOG_WARN, "preflight of %s on %s: %s: taken unchecked", one->spec->name,
                           t->node->name, err->message);
@@ -276,21 +276,26 @@ static void preflighted(struct core *c, struct task *t, int rc, const struct err
     submit_free(s);
 }
 
-static bool send_preflight(struct core *c, struct submit *s)
+bool preflight_send(struct core *c, Boost__JobSpec *resolved, uint32_t uid, uint32_t gid, task_done_fn done, void *arg,
+                    void (*drop)(void *arg))
 {
-    Boost__JobSpec *resolved = s->tasks[s->checked].resolved;
-    struct node *n = task_node(c, NULL, s->uid, spec_pool(resolved));
+    struct node *n = task_node(c, NULL, uid, spec_pool(resolved));
     Boost__Preflight preflight = BOOST__PREFLIGHT__INIT;
     Boost__Task body = BOOST__TASK__INIT;
     struct task *t = NULL;
     preflight.spec = resolved;
     body.body_case = BOOST__TASK__BODY_PREFLIGHT;
     body.preflight = &preflight;
-    if (!n || !task_send(c, n, NULL, s->uid, s->gid, &body, CORE_PREFLIGHT_NS, preflighted, &t))
+    if (!n || !task_send(c, n, NULL, uid, gid, &body, CORE_PREFLIGHT_NS, done, &t))
         return false;
-    t->arg = s;
-    t->drop = submit_free;
+    t->arg = arg;
+    t->drop = drop;
     return true;
+}
+
+static bool send_preflight(struct core *c, struct submit *s)
+{
+    return preflight_send(c, s->tasks[s->checked].resolved, s->uid, s->gid, preflighted, s, submit_free);
 }
 
 /* Resolves one task and sees whether it may be taken. */
