@@ -60,6 +60,7 @@ $(LIB)/libplan.a:    $(call objs,$(call sources,worker/plan))
 $(LIB)/libkernels.a: $(call objs,$(call sources,kernels kernels/cpu))
 $(LIB)/libworker.a:  $(call objs,$(call sources,worker worker/comm))
 $(LIB)/libstore.a:   $(call objs,$(call sources,store))
+$(LIB)/libremote.a:  $(call objs,$(call sources,daemon/remote))
 $(LIB)/libdaemon.a:  $(call objs,$(call sources,daemon))
 $(LIB)/libctl.a:     $(call objs,$(call sources,ctl))
 
@@ -75,7 +76,8 @@ L_PLAN    = $(LIB)/libplan.a $(L_PROTO)
 L_KERNELS = $(LIB)/libkernels.a $(L_PROTO)
 L_WORKER  = $(LIB)/libworker.a $(LIB)/libkernels.a $(L_PLAN)
 L_STORE   = $(LIB)/libstore.a $(L_PROTO)
-L_DAEMON  = $(LIB)/libdaemon.a $(LIB)/libstore.a $(L_PLAN)
+L_REMOTE  = $(LIB)/libremote.a $(L_PROTO)
+L_DAEMON  = $(LIB)/libdaemon.a $(LIB)/libremote.a $(LIB)/libstore.a $(L_PLAN)
 L_CTL     = $(LIB)/libctl.a $(L_PLAN)
 
 S_PROTO   = -lprotobuf-c -ljansson -lm
@@ -84,7 +86,8 @@ S_WORKER  = -lgloo -lstdc++ $(S_KERNELS)
 S_STORE   = -lsqlite3 $(S_PROTO)
 # Who uses proto/tls; --as-needed, so that boost-keeper does not load it.
 S_TLS     = -Wl,--as-needed $(shell pkg-config --libs openssl 2>/dev/null || echo -lssl -lcrypto) -Wl,--no-as-needed
-S_DAEMON  = -luv $(S_STORE) $(S_TLS)
+S_REMOTE  = -Wl,--as-needed -lcurl -Wl,--no-as-needed $(S_PROTO) $(S_TLS)
+S_DAEMON  = -luv $(S_STORE) $(S_REMOTE)
 S_CTL     = $(S_PROTO) $(S_TLS)
 
 # ---- programs --------------------------------------------------------------
@@ -224,12 +227,14 @@ $(eval $(call unit_room,store,$(L_STORE),$(S_STORE)))
 # These open what stands in for a library of NVIDIA.
 $(BUILD)/tests/daemon/agent_gpu_test $(BUILD)/tests/daemon/agent_nvml_test: | $(BUILD)/tests/fakes/nvml.so
 $(eval $(call unit_room,daemon,$(LIB)/libworld.a $(L_DAEMON),$(S_DAEMON)))
+$(eval $(call unit_room,remote,$(L_REMOTE),$(S_REMOTE)))
 $(eval $(call unit_room,ctl,$(L_CTL),$(S_CTL)))
 
-# tests/fakes/*.c: shared libraries that stand in for those of a machine with GPUs. boost-cuda.so: this build's id, and
-# nothing behind it.
-FAKES := $(BUILD)/tests/fakes/nvml.so $(BUILD)/tests/fakes/boost-cuda.so
+# tests/fakes/*.c: shared libraries that stand in for those of a machine with GPUs, and for a bad network. boost-cuda.so:
+# this build's id, and nothing behind it.
+FAKES := $(BUILD)/tests/fakes/nvml.so $(BUILD)/tests/fakes/boost-cuda.so $(BUILD)/tests/fakes/lossy.so
 $(BUILD)/tests/fakes/nvml.so: $(call pics,tests/fakes/nvml.c)
+$(BUILD)/tests/fakes/lossy.so: $(call pics,tests/fakes/lossy.c)
 $(BUILD)/tests/fakes/boost-cuda.so: $(BUILD)/pic/proto/version.o
 $(FAKES):
 	@mkdir -p $(@D)

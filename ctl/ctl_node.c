@@ -150,7 +150,7 @@ static void show_health(const Boost__NodeInfo *n)
 {
     char text[512];
     if (n->health_pending)
-        print_line("health", "its first check has not ended");
+        print_line("health", "its check has not ended");
     for (size_t i = 0; i < n->n_failed_checks; i++) {
         const Boost__FailedCheck *f = n->failed_checks[i];
         snprintf(text, sizeof text, "%s failed: %s", f->check ? f->check : "?", f->text ? f->text : "");

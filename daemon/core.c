@@ -65,24 +65,37 @@ static void run_timers(struct core *c, int64_t now)
     c->work = c->work || c->working.head;
 }
 
+/* A pass over a large cluster takes milliseconds, and every job that ends asks for one: so that others are answered
+ * meanwhile, one that took long is not followed by the next before three times as long has passed. */
+static void pass(struct core *c, int64_t now)
+{
+    c->schedule = false;
+    schedule_pass(c);
+    int64_t took = now_mono(c) - now;
+    c->pass_due = took > CORE_PASS_NS ? now + 4 * took : 0;
+}
+
 int64_t core_run(struct core *c)
 {
     int64_t now = now_mono(c);
+    bool may_pass = now >= c->pass_due;
     /* A pass may make more work; what it makes is due at once, so a bounded number of rounds. */
-    for (int round = 0; round < 8 && (now >= c->due || c->schedule || c->work); round++) {
+    for (int round = 0; round < 8 && (now >= c->due || (c->schedule && may_pass) || c->work); round++) {
         if (now >= c->due)
             run_timers(c, now);
         if (c->work) {
             c->work = false;
             checkpoints_run(c);
         }
-        if (c->schedule) {
-            c->schedule = false;
-            schedule_pass(c);
+        if (c->schedule && may_pass) {
+            pass(c, now_mono(c));
+            may_pass = !c->pass_due;
         }
         change_commit(c);
     }
-    return c->schedule || c->work ? 0 : c->due;
+    if (c->work || (c->schedule && !c->pass_due))
+        return 0;
+    return c->schedule && c->pass_due < c->due ? c->pass_due : c->due;
 }
 
 /* ---- making and ending ----------------------------------------------------------------------- */

@@ -48,6 +48,14 @@ static struct attempt_part *live_part(struct core *c, const char *node, int64_t 
     return NULL;
 }
 
+/* It has ended, and the row that says so is not on the disk yet: after a crash its agent has to tell it again. */
+static bool ending(struct core *c, int64_t job_id, int attempt)
+{
+    const struct job *job = core_job(c, job_id);
+    const struct attempt *a = job ? job_attempt(job, attempt) : NULL;
+    return a && a->end_ns && job->unsettled;
+}
+
 static Boost__Verdict__What verdict(struct core *c, const struct node *n, const Boost__LiveAttempt *x)
 {
     struct job *job;
@@ -57,6 +65,8 @@ static Boost__Verdict__What verdict(struct core *c, const struct node *n, const 
         return BOOST__VERDICT__WHAT__KEEP;
     if (x->alive)
         return BOOST__VERDICT__WHAT__FENCE;
+    if (ending(c, x->job, x->attempt))
+        return BOOST__VERDICT__WHAT__KEEP;
     /* Lost with the node and now confirmed: its attempt may still be open for other nodes' sake. */
     return BOOST__VERDICT__WHAT__FORGET;
 }
@@ -215,6 +225,8 @@ int core_agent_register(struct core *c, const Boost__Register *msg, struct error
     rebuild_holdings(c, n, msg);
     node_health(c, n, msg->health);
     send_registered(c, n, msg);
+    if (was == LIVENESS(DOWN))
+        (void)node_recheck(c, n);
     reconcile(c, n, msg);
     c->schedule = true;
     c->work = true;
@@ -330,7 +342,8 @@ static void on_rank_end(struct core *c, struct node *n, const Boost__ExitRecord 
     } else if (!a || a->end_ns || a->parts[a->ranks[x->rank].part].lost) {
         /* All is decided: it is only taken off the agent's hands. */
         c->stats.stale_reports++;
-        ack_stale_end(c, n, x->job, x->attempt, x->rank);
+        if (!ending(c, x->job, x->attempt))
+            ack_stale_end(c, n, x->job, x->attempt, x->rank);
     } else {
         attempt_rank_end(c, job, a, n, x);
     }
@@ -349,8 +362,8 @@ static void on_node_end(struct core *c, struct node *n, const Boost__NodeEnd *x)
         return;
     }
     node_release(c, n, x->job, x->attempt);
-    if (part && part->gone)
-        return; /* acknowledged when the attempt is closed */
+    if ((part && part->gone) || ending(c, x->job, x->attempt))
+        return; /* acknowledged when the attempt is closed, and that is durable */
     ack_stale_end(c, n, x->job, x->attempt, -1);
     send_forget(c, n, x->job, x->attempt);
 }
@@ -559,8 +572,8 @@ void core_agent_alive(struct core *c, const char *node, const char *instance)
     if (!n || !n->registered || !n->instance || strcmp(n->instance, instance) != 0)
         return;
     /* Without its other connection it can be told nothing: for a while that is a bad network, then it is no node. */
-    if (!n->connected && (n->liveness == LIVENESS(DOWN) ||
-                          now_mono(c) - n->cut_since > CORE_HEART_ALONE * c->node_timeout_ns))
+    if (!n->connected &&
+        (n->liveness == LIVENESS(DOWN) || now_mono(c) - n->cut_since > CORE_HEART_ALONE * c->node_timeout_ns))
         return;
     node_seen(c, n);
     change_commit(c);

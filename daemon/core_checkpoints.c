@@ -497,8 +497,8 @@ static bool send_delete(struct core *c, struct job *job, struct checkpoint *k, s
 
 void checkpoints_work(struct core *c, struct job *job)
 {
-    if (job->unsettled)
-        return; /* rows first */
+    if (job->unsettled || job->dirty)
+        return; /* rows first, those of the open change too */
     for (int i = 0; i < job->n_checkpoints; i++) {
         struct checkpoint *k = job->checkpoints[i];
         if (!has_work(k) || k->task)

@@ -192,10 +192,9 @@ static int resume(struct core *c, struct node *n, const char *actor, struct node
     set_admin(c, n, ADMIN(NONE), "", "");
     add_event(c, NULL, 0, n->name, actor, "node-resumed", "%s takes work again (was out of use: %s)", n->name, was);
     /* What it was taken out for may have changed it: work waits for a new check, where its agent makes any. */
-    bool checks = n->health && node_check_health(c, n);
-    if (checks)
-        n->health->has_pending = n->health->pending = true;
-    node_health_settle(c, n);
+    bool checks = node_recheck(c, n);
+    if (!checks)
+        node_health_settle(c, n);
     snprintf(x->text, sizeof x->text, "takes work again%s",
              checks           ? " when its health check has passed"
              : node_usable(n) ? ""

@@ -61,7 +61,8 @@ int elastic_fewer(struct core *c, const struct job *job, int nodes, enum sched_v
     bool again = job->state == STATE(RECOVERING); /* it has run, and is to go on running */
     if (again && nodes > job_nodes(job))
         return nodes - 1;
-    if (!settled(c) || (!again && v != SCHED_NEVER))
+    /* All nodes are looked at last: most jobs have no fewer, and every job that waits asks. */
+    if (nodes - 1 < fewest(job) || (!again && v != SCHED_NEVER) || !settled(c))
         return 0;
     for (int n = nodes - 1; n >= fewest(job); n--)
         if (n >= job_nodes(job) || plan_replicas_on(job->resolved, n))

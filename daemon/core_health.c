@@ -105,7 +105,7 @@ void node_health_settle(struct core *c, struct node *n)
         cordon(c, n, why.len ? (const char *)why.data : "its health check fails", true);
         buffer_free(&why);
     } else if (pending && !cordoned_by_health(n)) { /* one that failed before goes on to count */
-        cordon(c, n, "its first health check has not ended", false);
+        cordon(c, n, "its health check has not ended", false);
         n->health_silent = true;
     } else if (!pending && cordoned_by_health(n)) {
         uncordon(c, n, !n->health_silent);
@@ -132,4 +132,13 @@ bool node_check_health(struct core *c, struct node *n)
     m.body_case = BOOST__CONTROLLER_MESSAGE__BODY_CHECK_HEALTH;
     m.check_health = &body;
     return send_to(c, n, &m);
+}
+
+bool node_recheck(struct core *c, struct node *n)
+{
+    if (!n->health || n->health->pending || !node_check_health(c, n))
+        return false;
+    n->health->has_pending = n->health->pending = true;
+    node_health_settle(c, n);
+    return true;
 }

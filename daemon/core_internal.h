@@ -32,6 +32,7 @@
 #define CORE_ADOPTED_GAP  10000            /* numbers that may have been given since a copy was made  */
 #define CORE_RETRY_NS     (5 * NS_PER_S)  /* between tries of a task or a start                  */
 #define CORE_STOP_MIN_NS  (30 * NS_PER_S) /* the least automatic stop grace                      */
+#define CORE_PASS_NS      (5 * NS_PER_MS) /* a scheduling pass that takes longer is followed by a pause */
 #define CORE_TASK_TRIES   3
 
 /* What a node's devices are taken by. */
@@ -183,6 +184,11 @@ struct core {
     struct node *nodes;       /* by name */
     struct node **node_index; /* the same */
     int n_nodes, cap_nodes;
+    struct core_gpus { /* of all nodes that take the user's jobs; known until a node tells something else */
+        bool known, own, any; /* own: some node is of one user only, so that this is of `uid` */
+        uint32_t uid;
+        int64_t least_mib;
+    } gpus;
     struct node *dirty_nodes; /* whose rows are to be written */
     struct task *tasks;
     uint64_t next_task;
@@ -196,6 +202,7 @@ struct core {
     bool schedule; /* a scheduling pass is due */
     bool spares_used; /* some job holds or held spare nodes */
     bool elastic;  /* some job has fewer nodes or spares than it asks for, and may find more */
+    int64_t pass_due;     /* mono: not before; 0: at once */
     int64_t schedule_due; /* mono, when one is tried again for which there was no memory; 0: none is */
     bool work;     /* working jobs are to be looked at */
 
@@ -264,6 +271,12 @@ void job_pend(struct core *c, struct job *job);
 /* What the controller can tell of a spec without files: valid, resolved (the caller's to free), what it starts from. */
 MUST_USE int spec_resolve(struct core *c, const Boost__JobSpec *spec, uint32_t uid, Boost__JobSpec **resolved,
                           struct error *err);
+
+/* Asks an agent that can act for the user whether the job's files are there; false: there is none, `done` is not called.
+ * `done` takes the task's arg over (sets arg and drop of the task to NULL). */
+bool preflight_send(struct core *c, Boost__JobSpec *resolved, uint32_t uid, uint32_t gid, task_done_fn done, void *arg,
+                    void (*drop)(void *arg));
+bool preflight_is_definite(int rc); /* a fault of the job, and not of the way to its files */
 
 /* ---- core_restart.c ----------------------------------------------------------------- */
 
@@ -340,6 +353,9 @@ void node_health(struct core *c, struct node *n, const Boost__HealthReport *repo
 void node_health_settle(struct core *c, struct node *n);
 /* Has the node checked now; a report follows. False: it cannot be reached. */
 bool node_check_health(struct core *c, struct node *n);
+/* The same for a node that comes back: it gets no work before the report. False: its agent checks nothing, or a check
+ * is on its way already. */
+bool node_recheck(struct core *c, struct node *n);
 
 /* ---- core_drain.c ------------------------------------------------------------------ */
 

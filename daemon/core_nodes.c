@@ -222,6 +222,7 @@ void node_devices(struct core *c, struct node *n, const Boost__DeviceReport *rep
     if (n->devices)
         boost__device_report__free_unpacked(n->devices, NULL);
     n->devices = copy;
+    c->gpus.known = false;
     c->schedule = true;
 }
 
@@ -263,6 +264,7 @@ void node_seen(struct core *c, struct node *n)
         if (!live && !h->reserved && !h->spare)
             holding_kill(c, n, h);
     }
+    (void)node_recheck(c, n);
 }
 
 bool send_to(struct core *c, struct node *n, const Boost__ControllerMessage *m)

@@ -160,6 +160,7 @@ void picture_forget(struct core *c)
 {
     picture_free(c->picture);
     c->picture = NULL;
+    c->gpus.known = false;
 }
 
 /* Room for one more of *list; false: out of memory. */

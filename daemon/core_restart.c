@@ -57,6 +57,10 @@ struct restart {
     int64_t job;
     bool new_job, replied;
     char text[512];
+    /* Of a job that has not ended. */
+    Boost__JobSpec *spec, *resolved; /* NULL: unchanged */
+    int64_t from_step;               /* -1: newest */
+    char actor[128];
 };
 
 static void restarted(struct core *c, void *arg, int rc, const struct error *err)
@@ -80,7 +84,18 @@ static void restart_late(struct core *c, void *arg, const struct error *err)
 
 static void drop_restart(void *arg)
 {
-    free(arg);
+    struct restart *x = arg;
+    if (x->spec)
+        boost__job_spec__free_unpacked(x->spec, NULL);
+    if (x->resolved)
+        boost__job_spec__free_unpacked(x->resolved, NULL);
+    free(x);
+}
+
+static void refuse(struct restart *x, const struct error *err)
+{
+    x->reply(x->arg, (int)err->code, err, x->job, false, "");
+    drop_restart(x);
 }
 
 /* What a restart may not change, or changes in vain. */
@@ -99,55 +114,98 @@ static int check_changes(const struct job *job, const Boost__JobSpec *spec, cons
     return from ? plan_continues(job->resolved, resolved, false, err) : ERR_OK;
 }
 
-/* A live, queued or held job. */
-static int restart_live(struct core *c, struct job *job, const Boost__JobSpec *spec, struct checkpoint *from,
-                        bool older, const char *actor, struct restart *x, struct error *err)
+/* ---- a job that has not ended ---------------------------------------------------------------- */
+
+static int check_state(const struct job *job, struct error *err)
 {
-    Boost__JobSpec *resolved = NULL;
-    const struct checkpoint *newest = checkpoints_newest(job, NULL);
-    bool held = job->state == STATE(HELD), queued = job->state == STATE(QUEUED);
-    if (!held && !queued && !job_step(job->state, job->stop_target, EV_RESTART).legal) {
-        error_set(err, ERR_REFUSED, "job %" PRId64 " is %s: it is being stopped already", job->id,
-                  job_state_name(job->state));
-        return error_hint(err, "restart it when it has stopped");
-    }
-    int rc = spec ? spec_resolve(c, spec, job->uid, &resolved, err) : ERR_OK;
-    if (!rc && spec)
-        rc = check_changes(job, spec, resolved, from ? from : newest, err);
-    Boost__JobSpec *copy = !rc && spec ? (Boost__JobSpec *)reflect_clone(&spec->base) : NULL;
-    if (!rc && spec && !copy)
-        rc = error_set(err, ERR_NOMEM, "out of memory");
-    if (rc) {
-        if (resolved)
-            boost__job_spec__free_unpacked(resolved, NULL);
+    if (job->state == STATE(HELD) || job->state == STATE(QUEUED) ||
+        job_step(job->state, job->stop_target, EV_RESTART).legal)
+        return ERR_OK;
+    error_set(err, ERR_REFUSED, "job %" PRId64 " is %s: it is being stopped already", job->id,
+              job_state_name(job->state));
+    return error_hint(err, "restart it when it has stopped");
+}
+
+/* Everything that can be refused without looking at files. */
+static int prepare(struct core *c, struct job *job, const Boost__JobSpec *spec, struct restart *x, struct error *err)
+{
+    struct checkpoint *from = checkpoints_newest(job, NULL);
+    int rc = check_state(job, err);
+    if (!rc && x->from_step >= 0)
+        rc = checkpoint_choose(job, x->from_step, &from, err);
+    if (rc || !spec)
         return rc;
-    }
-    drop_changes(job); /* of a restart before, which has not begun */
-    job->next_spec = copy;
-    job->next_resolved = resolved;
-    job->next_step = older ? from->step : -1;
-    job->restarts_used = job->stuck_attempts = job->backoff_count = 0;
-    char where[64] = "from its newest checkpoint";
-    if (older)
-        snprintf(where, sizeof where, "from the checkpoint of step %" PRId64, from->step);
-    job_reason(job, REASON(NONE), "restarted by %s%s, %s", actor, spec ? " with changes" : "", where);
-    add_event(c, job, job->n_attempts, NULL, actor, "restart", "to be restarted%s, %s; at step %" PRId64,
-              spec ? " with changes" : "", where, job->step < 0 ? 0 : job->step);
+    rc = spec_resolve(c, spec, job->uid, &x->resolved, err);
+    if (!rc)
+        rc = check_changes(job, spec, x->resolved, from, err);
+    x->spec = rc ? NULL : (Boost__JobSpec *)reflect_clone(&spec->base);
+    return rc || x->spec ? rc : error_set(err, ERR_NOMEM, "out of memory");
+}
+
+static void say_restart(struct core *c, const struct job *job, const char *where, struct restart *x)
+{
     const struct attempt *a = job_live_attempt(job);
-    if (queued)
-        job_take_changes(c, job);
-    else
-        job_fire(c, job, held ? EV_RELEASE : EV_RESTART);
-    if (!a && job->state == STATE(RECOVERING))
-        attempt_say_end(c, job, job->n_attempts);
     if (a && a->grace_due)
         snprintf(x->text, sizeof x->text,
                  "finishes its step, checkpoints (at most %.0f s), then goes on in attempt %d, %s",
                  (double)(a->grace_due - now_mono(c)) / (double)NS_PER_S, job->n_attempts + 1, where);
     else
         snprintf(x->text, sizeof x->text, "goes on in attempt %d, %s", job->n_attempts + 1, where);
+}
+
+/* The job stops, where it runs, with the changes in its row. */
+static void begin(struct core *c, struct job *job, struct restart *x)
+{
+    const char *with = x->spec ? " with changes" : "";
+    char where[64] = "from its newest checkpoint";
+    bool live = job_live_attempt(job) != NULL, held = job->state == STATE(HELD);
+    drop_changes(job); /* of a restart before, which has not begun */
+    job->next_spec = x->spec;
+    job->next_resolved = x->resolved;
+    job->next_step = x->from_step;
+    x->spec = x->resolved = NULL;
+    job->restarts_used = job->stuck_attempts = job->backoff_count = 0;
+    if (x->from_step >= 0)
+        snprintf(where, sizeof where, "from the checkpoint of step %" PRId64, x->from_step);
+    job_reason(job, REASON(NONE), "restarted by %s%s, %s", x->actor, with, where);
+    add_event(c, job, job->n_attempts, NULL, x->actor, "restart", "to be restarted%s, %s; at step %" PRId64, with,
+              where, job->step < 0 ? 0 : job->step);
+    if (job->state == STATE(QUEUED)) {
+        start_cancel(c, job);
+        job_take_changes(c, job);
+    } else {
+        job_fire(c, job, held ? EV_RELEASE : EV_RESTART);
+    }
+    if (!live && job->state == STATE(RECOVERING))
+        attempt_say_end(c, job, job->n_attempts);
+    say_restart(c, job, where, x);
     mark_job(c, job);
-    return ERR_OK;
+    after_durable_or_late(c, restarted, restart_late, x, drop_restart);
+}
+
+/* While its files were looked at the job went on: what held then may not hold now. */
+static void preflighted(struct core *c, struct task *t, int rc, const struct error *err, const Boost__TaskReply *reply)
+{
+    struct restart *x = t->arg;
+    struct job *job = core_job(c, x->job);
+    struct checkpoint *from;
+    struct error why;
+    (void)reply;
+    t->arg = NULL;
+    t->drop = NULL;
+    if (preflight_is_definite(rc)) {
+        why = *err;
+        why.code = ERR_INVALID;
+        refuse(x, &why);
+    } else if (!job || job_state_terminal(job->state)) {
+        error_set(&why, ERR_REFUSED, "job %" PRId64 " has ended meanwhile", x->job);
+        error_hint(&why, "restart it again: it goes on as a new job");
+        refuse(x, &why);
+    } else if (check_state(job, &why) || (x->from_step >= 0 && checkpoint_choose(job, x->from_step, &from, &why))) {
+        refuse(x, &why);
+    } else {
+        begin(c, job, x);
+    }
 }
 
 /* ---- an ended job -------------------------------------------------------------------------- */
@@ -173,8 +231,7 @@ static void restart_ended(struct core *c, struct job *job, const Boost__JobSpec 
     char *path = from ? arena_printf(&mem, "job:%" PRId64 "@%" PRId64, job->id, from->step) : NULL;
     if (!again || !again->checkpoint || !init || (from && !path)) {
         error_set(&err, ERR_NOMEM, "out of memory");
-        x->reply(x->arg, ERR_NOMEM, &err, 0, true, "");
-        free(x);
+        refuse(x, &err);
     } else {
         if (from) {
             boost__init_from__init(init);
@@ -195,38 +252,34 @@ void core_restart(struct core *c, int64_t id, const Boost__JobSpec *spec, int64_
 {
     struct error err;
     struct job *job = core_job(c, id);
-    struct checkpoint *from = NULL;
     struct restart *x = calloc(1, sizeof *x);
-    char actor[128];
-    int rc = x ? ERR_OK : error_set(&err, ERR_NOMEM, "out of memory");
-    snprintf(actor, sizeof actor, "uid %u (%s)", user->uid, user->name ? user->name : "?");
-    if (!rc && !job)
-        rc = error_set(&err, ERR_NOT_FOUND, "no job %" PRId64, id);
+    int rc = job ? ERR_OK : error_set(&err, ERR_NOT_FOUND, "no job %" PRId64, id);
     if (!rc && user->uid != 0 && user->uid != c->ops.uid && user->uid != job->uid) {
         rc = error_set(&err, ERR_REFUSED, "job %" PRId64 " belongs to %s (uid %u)", id, job->user, job->uid);
         error_hint(&err, "only its owner, root and the user of boostd may do that");
     }
-    if (!rc && from_step >= 0)
-        rc = checkpoint_choose(job, from_step, &from, &err);
-    else if (!rc && job_state_terminal(job->state))
-        from = checkpoints_newest(job, NULL);
-    if (rc) {
-        reply(arg, rc, &err, id, false, "");
-        free(x);
+    if (!x) {
+        error_set(&err, ERR_NOMEM, "out of memory");
+        reply(arg, ERR_NOMEM, &err, id, false, "");
         return;
     }
-    *x = (struct restart){.reply = reply, .arg = arg, .job = id};
-    if (job_state_terminal(job->state)) {
+    *x = (struct restart){.reply = reply, .arg = arg, .job = id, .from_step = from_step < 0 ? -1 : from_step};
+    snprintf(x->actor, sizeof x->actor, "uid %u (%s)", user->uid, user->name ? user->name : "?");
+    if (!rc && job_state_terminal(job->state)) {
         struct core_user owner = {.uid = job->uid, .gid = job->gid, .name = job->user};
-        restart_ended(c, job, spec, from, &owner, x);
-        return;
+        struct checkpoint *from = checkpoints_newest(job, NULL);
+        if (from_step >= 0)
+            rc = checkpoint_choose(job, from_step, &from, &err);
+        if (!rc) {
+            restart_ended(c, job, spec, from, &owner, x);
+            return;
+        }
+    } else if (!rc) {
+        rc = prepare(c, job, spec, x, &err);
     }
-    rc = restart_live(c, job, spec, from, from_step >= 0, actor, x, &err);
-    if (rc) {
-        reply(arg, rc, &err, id, false, "");
-        free(x);
-    } else {
-        after_durable_or_late(c, restarted, restart_late, x, drop_restart);
-    }
+    if (rc)
+        refuse(x, &err);
+    else if (!spec || !preflight_send(c, x->resolved, job->uid, job->gid, preflighted, x, drop_restart))
+        begin(c, job, x);
     change_commit(c);
 }

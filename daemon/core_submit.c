@@ -48,6 +48,23 @@ static void refuse(struct submit *s, const struct error *err)
     s->reply(s->arg, (int)err->code, err, 0);
 }
 
+/* What is known of the user's GPUs is looked up once: nodes are many, and change seldom. */
+static void look_at_gpus(struct core *c, uint32_t uid)
+{
+    struct core_gpus *g = &c->gpus;
+    if (g->known && (!g->own || g->uid == uid))
+        return;
+    *g = (struct core_gpus){.known = true, .uid = uid};
+    for (const struct node *n = c->nodes; n; n = n->next) {
+        g->own = g->own || (n->gpus && n->uid != 0);
+        if (!n->gpus || (n->uid != 0 && n->uid != uid))
+            continue;
+        g->any = true;
+        if (n->gpu_mib > 0 && (!g->least_mib || n->gpu_mib < g->least_mib))
+            g->least_mib = n->gpu_mib;
+    }
+}
+
 /* Memory of a rank on the first node that would do; unknown while none is UP. Of GPUs the smallest known counts, of
  * whichever node: one that is not UP now may be the one that the job waits for. */
 static struct plan_machine machine_of(struct core *c, uint32_t uid)
@@ -56,14 +73,9 @@ static struct plan_machine machine_of(struct core *c, uint32_t uid)
     const struct node *n = task_node(c, NULL, uid, SCHED_CPU);
     if (n && n->cpu_slots > 0)
         m.memory_bytes = n->memory_mib * (INT64_C(1) << 20) / n->cpu_slots;
-    int64_t least_mib = 0;
-    for (n = c->nodes; n; n = n->next) {
-        if (!n->gpus || (n->uid != 0 && n->uid != uid))
-            continue;
-        m.has_cuda = true;
-        if (n->gpu_mib > 0 && (!least_mib || n->gpu_mib < least_mib))
-            least_mib = n->gpu_mib;
-    }
+    look_at_gpus(c, uid);
+    int64_t least_mib = c->gpus.least_mib;
+    m.has_cuda = c->gpus.any;
     if (least_mib)
         m.cuda_bytes = least_mib * (INT64_C(1) << 20) - plan_cuda_reserve();
     if (least_mib && m.cuda_bytes < 1)
@@ -77,7 +89,9 @@ static int check_threads(struct core *c, const Boost__JobSpec *resolved, struct 
 {
     int threads = resolved->resources ? resolved->resources->threads_per_rank : 0;
     const struct node *most = NULL;
-    for (const struct node *n = c->nodes; n; n = n->next)
+    if (threads <= 0)
+        return ERR_OK;
+    for (const struct node *n = c->nodes; n && (!most || most->cores < threads); n = n->next)
         if (n->cores > 0 && (!most || n->cores > most->cores))
             most = n;
     if (!most || threads <= most->cores)
@@ -230,7 +244,7 @@ static void accept(struct core *c, struct submit *s)
     after_durable_or_late(c, submitted, submit_late, s, submit_free);
 }
 
-static bool is_definite(int rc)
+bool preflight_is_definite(int rc)
 {
     return rc == ERR_INVALID || rc == ERR_NOT_FOUND || rc == ERR_IO || rc == ERR_NOSPACE || rc == ERR_CORRUPT ||
            rc == ERR_UNSUPPORTED || rc == ERR_REFUSED;
@@ -245,7 +259,7 @@ static void preflighted(struct core *c, struct task *t, int rc, const struct err
     (void)reply;
     t->arg = NULL; /* `accept` or the refusal ends it */
     t->drop = NULL;
-    if (!is_definite(rc)) {
+    if (!preflight_is_definite(rc)) {
         if (rc)
             core_log_line(c, CORE_LOG_WARN, "preflight of %s on %s: %s: taken unchecked", one->spec->name,
                           t->node->name, err->message);
@@ -262,21 +276,26 @@ static void preflighted(struct core *c, struct task *t, int rc, const struct err
     submit_free(s);
 }
 
-static bool send_preflight(struct core *c, struct submit *s)
+bool preflight_send(struct core *c, Boost__JobSpec *resolved, uint32_t uid, uint32_t gid, task_done_fn done, void *arg,
+                    void (*drop)(void *arg))
 {
-    Boost__JobSpec *resolved = s->tasks[s->checked].resolved;
-    struct node *n = task_node(c, NULL, s->uid, spec_pool(resolved));
+    struct node *n = task_node(c, NULL, uid, spec_pool(resolved));
     Boost__Preflight preflight = BOOST__PREFLIGHT__INIT;
     Boost__Task body = BOOST__TASK__INIT;
     struct task *t = NULL;
     preflight.spec = resolved;
     body.body_case = BOOST__TASK__BODY_PREFLIGHT;
     body.preflight = &preflight;
-    if (!n || !task_send(c, n, NULL, s->uid, s->gid, &body, CORE_PREFLIGHT_NS, preflighted, &t))
+    if (!n || !task_send(c, n, NULL, uid, gid, &body, CORE_PREFLIGHT_NS, done, &t))
         return false;
-    t->arg = s;
-    t->drop = submit_free;
+    t->arg = arg;
+    t->drop = drop;
     return true;
+}
+
+static bool send_preflight(struct core *c, struct submit *s)
+{
+    return preflight_send(c, s->tasks[s->checked].resolved, s->uid, s->gid, preflighted, s, submit_free);
 }
 
 /* Resolves one task and sees whether it may be taken. */

@@ -141,6 +141,7 @@ void sched_free(struct sched *s)
         free(s->heads[p].reserved);
         free(s->heads[p].spare);
         free(s->heads[p].spare_mib);
+        free(s->heads[p].late_mib);
     }
     filters_free(s);
     free(s->parts);
@@ -196,14 +197,19 @@ bool request_late(const struct sched *s, const struct sched_request *r, enum sch
     return r->runs_ns > h->when - s->now;
 }
 
+static bool wants_memory(const struct sched_request *r)
+{
+    return r->mib_per_rank > 0 || r->pool == SCHED_CPU;
+}
+
 const uint64_t *request_mask(struct sched *s, const struct sched_request *r, const struct filter *f)
 {
     const uint64_t *mask = f->bits;
     for (int p = 0; p < SCHED_POOLS; p++) {
         const struct head *h = &s->heads[p];
         bool own = p == (int)r->pool;
-        bool whole =
-            r->exclusive || h->request.exclusive || (!own && r->mib_per_rank > 0 && h->request.mib_per_rank > 0);
+        /* What the pools share: the node as a whole, and its memory. */
+        bool whole = r->exclusive || h->request.exclusive || (!own && wants_memory(r) && wants_memory(&h->request));
         if (!request_late(s, r, (enum sched_pool)p) || !(whole || (own && h->when == SCHED_ENDLESS)))
             continue;
         for (int w = 0; w < s->words; w++)
@@ -222,7 +228,6 @@ const uint64_t *request_mask(struct sched *s, const struct sched_request *r, con
 void take(struct sched *s, const struct sched_request *r, const int *chosen)
 {
     bool ok = true;
-    s->counts_memory |= r->mib_per_rank > 0;
     for (int k = 0; k < r->nodes; k++) {
         int i = chosen[k];
         int64_t mib = request_mib(&s->nodes[i], r);
@@ -239,6 +244,7 @@ void take(struct sched *s, const struct sched_request *r, const int *chosen)
                 h->spare[i] = r->exclusive ? 0 : h->spare[i] - r->devices_per_node;
             if (late)
                 h->spare_mib[i] -= mib;
+            h->late_mib[i] = s->free_mib[i] < h->spare_mib[i] ? s->free_mib[i] : h->spare_mib[i];
             ok &= view_set(&h->late, s->words, i, left < h->spare[i] ? left : h->spare[i]);
         }
         ok &= add_part(s, (struct part){.node = i,
@@ -286,11 +292,8 @@ static enum sched_verdict judge(struct sched *s, const struct sched_request *r, 
         return without_heads(s, r, shape);
     const uint64_t *mask = request_mask(s, r, shape->filter);
     bool masked = mask != shape->filter->bits, other = late && h->when != SCHED_ENDLESS;
-    bool fits = choose(s, r, other ? &h->late : &s->free[r->pool], mask, other ? h->spare_mib : s->free_mib,
+    bool fits = choose(s, r, other ? &h->late : &s->free[r->pool], mask, other ? h->late_mib : s->free_mib,
                        r->exclusive ? s->idle : NULL, chosen);
-    /* Both memories count: what is free now, and what the head leaves. */
-    for (int k = 0; fits && other && chosen && k < r->nodes; k++)
-        fits = !s->counts_memory || request_mib(&s->nodes[chosen[k]], r) <= s->free_mib[chosen[k]];
     if (fits)
         return SCHED_PLACED;
     shape->fails_late = shape->fails_late || (memo && late);

@@ -225,6 +225,7 @@ struct shape *shape_of(struct sched *s, const struct sched_request *r)
     const struct filter *f = filter_of(s, r);
     if (!f)
         return NULL;
+    s->counts_memory |= r->mib_per_rank > 0;
     uint64_t key = (uint64_t)(uintptr_t)f ^ (uint64_t)r->mib_per_rank << 40;
     key = (key ^ ((uint64_t)r->nodes << 32 | (uint64_t)r->devices_per_node << 8 | (uint64_t)r->tp << 2 |
                   (uint64_t)r->exclusive << 1 | (uint64_t)r->pool)) *

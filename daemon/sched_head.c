@@ -124,8 +124,10 @@ static bool promise(struct sched *s, const struct sched_request *r, struct head 
         h->spare_mib[i] -= request_mib(&s->nodes[i], r);
     }
     const int *now = s->free[r->pool].avail;
-    for (int i = 0; ok && i < s->n; i++)
+    for (int i = 0; ok && i < s->n; i++) {
         ok = view_set(&h->late, s->words, i, now[i] < h->spare[i] ? now[i] : h->spare[i]);
+        h->late_mib[i] = s->free_mib[i] < h->spare_mib[i] ? s->free_mib[i] : h->spare_mib[i];
+    }
     view_free(&then);
     free(idle);
     free(chosen);
@@ -155,7 +157,9 @@ void sched_reserve(struct sched *s, const struct sched_request *r)
     h->reserved = calloc((size_t)s->words, sizeof *h->reserved);
     h->spare = calloc((size_t)s->n + 1, sizeof *h->spare);
     h->spare_mib = calloc((size_t)s->n + 1, sizeof *h->spare_mib);
-    bool ok = h->filter && h->reserved && h->spare && h->spare_mib && view_init(&h->late, s->n, s->words);
+    h->late_mib = calloc((size_t)s->n + 1, sizeof *h->late_mib);
+    bool ok =
+        h->filter && h->reserved && h->spare && h->spare_mib && h->late_mib && view_init(&h->late, s->n, s->words);
     if (ok) {
         /* Nodes to avoid are for it once they confirm, and nobody knows when. */
         const uint64_t *mask = request_mask(s, r, h->filter);

@@ -60,11 +60,14 @@ struct head {
     bool set;
     struct sched_request request;
     const struct filter *filter;
-    int64_t when;       /* SCHED_ENDLESS: not known */
-    uint64_t *reserved; /* its nodes: those promised, or all that it could use when no time is known */
-    int *spare;         /* [n] devices left at `when` beside the head */
+    int64_t when; /* SCHED_ENDLESS: not known */
+    bool explained;
+    struct sched_answer answer; /* why it waits, once it is asked for */
+    uint64_t *reserved;         /* its nodes: those promised, or all that it could use when no time is known */
+    int *spare;                 /* [n] devices left at `when` beside the head */
     int64_t *spare_mib;
-    struct view late; /* min(free now, spare) */
+    struct view late;  /* min(free now, spare) */
+    int64_t *late_mib; /* [n] likewise */
 };
 
 struct sched {

@@ -132,15 +132,17 @@ static void say_wait(const struct sched_request *r, const struct filter *f, cons
 
 static void say_behind(struct sched *s, const struct sched_request *r, struct sched_answer *out)
 {
-    struct sched_answer ahead = {.text = ""};
-    const struct head *h = &s->heads[r->pool];
-    if (!h->set) /* it wants whole nodes, and the other pool's head some of them */
+    struct head *h = &s->heads[r->pool];
+    if (!request_late(s, r, r->pool)) /* it wants whole nodes or memory, and the other pool's head some of them */
         h = &s->heads[r->pool == SCHED_CPU ? SCHED_GPU : SCHED_CPU];
-    struct supply x = count(s, &h->request, h->filter);
-    say_wait(&h->request, h->filter, &x, &ahead);
-    *out = (struct sched_answer){.verdict = SCHED_BEHIND, .reason = ahead.reason};
+    if (!h->explained) { /* once: everybody behind it says so */
+        struct supply x = count(s, &h->request, h->filter);
+        say_wait(&h->request, h->filter, &x, &h->answer);
+        h->explained = true;
+    }
+    *out = (struct sched_answer){.verdict = SCHED_BEHIND, .reason = h->answer.reason};
     snprintf(out->text, sizeof out->text, "waits for priority: job %" PRId64 " is ahead and %.180s", h->request.id,
-             ahead.text);
+             h->answer.text);
 }
 
 void sched_explain(struct sched *s, const struct sched_request *r, struct sched_answer *out)

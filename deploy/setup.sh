@@ -20,6 +20,7 @@ libuv1-dev                 event loop of boostd and boost-agent
 libsqlite3-dev             the controller's store
 libssl-dev                 OpenSSL: TLS between machines
 openssl                    deploy/make-certs.sh
+libcurl4-openssl-dev       copies of checkpoints in object storage, data files by URL
 libjansson-dev             JSON job files and JSON output
 libdnnl-dev                oneDNN: matrix products on the CPU
 libgloo-dev                Gloo: collectives between processes on the CPU

@@ -104,7 +104,7 @@ def bench_sched(build):
     r = json.loads(out)
     return [line("sched_pass_ms_10k", r["median_ms"], "ms", nodes=r["nodes"], queued=r["jobs"] - r["started_jobs"],
                  max_ms=r["max_ms"], first_ms=r["first_ms"], first_starts=r["started_jobs"],
-                 register_us=r["register_us"], heartbeat_us=r["heartbeat_us"])]
+                 submit_us=r["submit_us"], summary_us=r["summary_us"], register_us=r["register_us"], heartbeat_us=r["heartbeat_us"])]
 
 
 # ---- from a submit to the first step ------------------------------------------

@@ -1,82 +1,60 @@
 #!/usr/bin/env python3
-# time limit: 180 s
-"""Random kills of random processes at random moments, starting and stopping included: the job still ends, with the losses
-of an undisturbed run to the last bit, and nothing is left. BOOST_CHAOS_SEED repeats a run, BOOST_CHAOS_KILLS makes it longer."""
-import os, random, signal, time
+# time limit: 300
+"""Twenty kills of random processes at random moments and named points, starting and stopping included: jobs still end,
+with the losses of undisturbed runs to the last bit, and all that chaos.py asks of store, processes and files holds.
+BOOST_CHAOS_SEED repeats a run, BOOST_CHAOS_KILLS makes it longer."""
+import os, random
 
-from harness import Cluster, alive, run, wait_until
-from jobs import ended, job_of, same_losses, twin_of
-
-SEED = int(os.environ.get("BOOST_CHAOS_SEED") or random.SystemRandom().randrange(10**6))
-KILLS = int(os.environ.get("BOOST_CHAOS_KILLS") or 14)
-STEPS = 60
-
-
-def kill_something(c, rng, job):
-    """One kill; what it was, or None if there was nothing of that kind."""
-    attempt = c.newest_attempt(job)
-    what = rng.choice(["rank", "rank", "keeper", "agent", "boostd", "both"])
-    if what == "rank":
-        pids = c.rank_pids(job, attempt)
-        if not pids:
-            return None
-        rank = rng.choice(sorted(pids))
-        sig = rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSEGV])
-        os.kill(pids[rank], sig)
-        return f"rank {job}.{attempt}/{rank} with signal {int(sig)}"
-    if what == "keeper":
-        pid = c.keeper_pid(job, attempt)
-        if not pid:
-            return None
-        os.kill(pid, signal.SIGKILL)
-        return f"keeper of {job}.{attempt}"
-    if what in ("agent", "both"):
-        c.agents["n1"].kill9()
-    if what in ("boostd", "both"):
-        c.boostd.kill9()
-    time.sleep(rng.random() * 0.3)  # how long it is away is part of the dice
-    if what in ("boostd", "both"):
-        c.start_boostd()
-    if what in ("agent", "both"):
-        c.start_agent("n1")
-    return what
-
-
-class ChaosCluster(Cluster):
-    def newest_attempt(self, job):
-        """From the run directories: boostd may be away."""
-        found = [int(d.name.rsplit(".", 1)[1]) for d in (self.dir / "agent-n1" / "attempts").glob(f"*-{job}.*")]
-        return max(found, default=1)
+from chaos import COMPLETED, RUNNING, Chaos, Invariants
+from harness import run
 
 
 def test_random_kills():
-    print(f"# BOOST_CHAOS_SEED={SEED}", flush=True)
-    rng = random.Random(SEED)
-    limits = "restart { max_restarts: 100000 no_progress_limit: 100000 }"
-    with ChaosCluster(boostd_set={"backoff_min_ms": 50, "backoff_max_ms": 200}) as c:
-        twin = twin_of(c, steps=STEPS, every=5, extra=limits)
-        done, jobs, job = [], 0, None
-        end = time.monotonic() + 100
-        while len(done) < KILLS and time.monotonic() < end:
-            if job is None:
-                job = c.submit(job_of(c, steps=STEPS, every=5, name=f"chaos-{jobs}", extra=limits))
-                jobs += 1
-            time.sleep(rng.random() * 0.5)
-            try:
-                killed = kill_something(c, rng, job)
-            except ProcessLookupError:
-                continue  # it had just ended by itself
-            if killed:
-                done.append(killed)
-            if c.status(job)["state"] == "COMPLETED":
-                same_losses(c, job, twin, STEPS)
-                job = None
-        if job:
-            c.wait_state(job, "COMPLETED", deadline=60)
-            same_losses(c, job, twin, STEPS)
-        ends = [(j["attempt"], j["state"]) for j in c.json("status", "-a")["jobs"]]
-        assert all(state == "COMPLETED" for _, state in ends), ends
-        print(f"# {len(done)} kills over {jobs} jobs with {sum(a for a, _ in ends)} attempts: {', '.join(done)}")
+    with Chaos(int(os.environ.get("BOOST_CHAOS_SEED") or random.SystemRandom().randrange(10**6))) as chaos:
+        chaos.rounds(int(os.environ.get("BOOST_CHAOS_KILLS") or 20))
+
+
+class Planted(Invariants):
+    """Of a store that says what the test wants."""
+
+    def __init__(self, *rows):
+        super().__init__(None, 2)
+        self.tables, self.acknowledged = rows, {1}
+
+    def read(self, *queries):
+        return self.tables if len(queries) > 1 else [[(1,)]]
+
+    def check_processes(self):
+        pass
+
+
+def test_what_is_wrong_is_seen():
+    jobs, attempts = [(1, RUNNING, 2)], [(1, 1, 0, 5, 9, 3), (1, 2, 10, 11, 0, 0)]
+    events, checkpoints = [(1, "submitted"), (1, "started"), (1, "running")], [(1, 10, 1, 3, "/x")]
+    sound = [jobs, attempts, events, checkpoints]
+    ended = [[(1, COMPLETED, 2)], attempts, events + [(1, "completed")], checkpoints]
+    Planted(*sound).check()
+    for text, first, then in [
+            ("acknowledged and lost", sound, [[], [], [], []]),
+            ("was at its end", ended, sound),
+            ("was over", sound, [jobs, [(1, 1, 0, 5, 12, 3), attempts[1]], events, checkpoints]),
+            ("begun twice", sound, [jobs, [attempts[0], (1, 2, 10, 12, 0, 0)], events, checkpoints]),
+            ("an attempt has vanished", sound, [[(1, RUNNING, 2)], attempts[1:], events, checkpoints]),
+            ("rows up to", sound, [[(1, RUNNING, 1)], attempts, events, checkpoints]),
+            ("have vanished", sound, [jobs, attempts, events[:1] + events[2:], checkpoints]),
+            ("is in state", sound, [[(1, COMPLETED, 2)], attempts, events, checkpoints]),
+            ("has ended as", sound, [ended[0], attempts, events + [(1, "completed")] * 2, checkpoints]),
+            ("not committed", sound, [jobs, attempts, events, [(1, 10, 1, 4, "/x")]]),
+            ("not whole", sound, [jobs, attempts, events, checkpoints + [(1, 20, 2, 1, "/nowhere")]])]:
+        invariants = Planted(*first)
+        invariants.check()
+        invariants.tables = then
+        try:
+            invariants.check()
+        except AssertionError as e:
+            assert text in str(e), f"{text!r} was planted, seen: {e}"
+        else:
+            raise AssertionError(f"not seen: {text}")
 
 
 run(globals())

@@ -24,6 +24,8 @@ def test_live_job_goes_on_with_other_settings(c):
     assert r.rc == 6 and "does not rename job" in r.err, r
     r = c.ctl("restart", job, "--set", "optimizer.lrr=1e-9")
     assert r.rc != 0 and "optimizer.lr" in r.err, r
+    r = c.ctl("restart", job, "--set", "data.train[0].path=nowhere.txt")
+    assert r.rc == 6 and "nowhere.txt" in r.err and c.status(job)["state"] == "RUNNING", r
     out = c.ok("restart", job, "--set", "optimizer.lr=1e-9")
     assert f"job {job}: finishes its step, checkpoints" in out and "attempt 2" in out, out
     wait_until(lambda: any(2 in attempts for attempts in losses(c, job).values()), 30, "the first step of attempt 2")

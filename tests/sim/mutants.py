@@ -1,7 +1,8 @@
 """Bugs to plant in the controller, one at a time, each beside an invariant of the simulator.
 
 (name, file, text, what stands there instead, invariant, or "" for any). The text stands once in the file: where it
-no longer does, the code has changed and the bug has to be planted anew, not dropped.
+no longer does, the code has changed and the bug has to be planted anew, not dropped (it is skipped until then, and more
+than a few of these are a failure).
 """
 MUTANTS = [
     # One live attempt a device.
@@ -13,8 +14,7 @@ MUTANTS = [
     # Acknowledged submits survive.
     ("submit-acknowledged-early", "daemon/core_submit.c", "after_durable_or_late(c, submitted, submit_late, s, submit_free);",
      "submitted(c, s, ERR_OK, NULL);\n    submit_free(s);\n    (void)submit_late;", "acknowledged submits survive"),
-    ("refused-submit-runs", "daemon/core_submit.c", "} else if (!job_state_terminal(job->state)) {",
-     "} else if (false) {", "what was refused never runs"),
+    ("refused-submit-runs", "daemon/core_submit.c", "else if (s->replied)", "else if (false)", "what was refused never runs"),
     # Attempts only increase, and no order before its row.
     ("attempts-forgotten-at-boot", "daemon/core_boot.c", "if (!job || row->attempt != job->n_attempts + 1) {",
      "if (job && row->end_ns)\n        return;\n    if (!job || row->attempt != job->n_attempts + 1) {", ""),
@@ -33,6 +33,8 @@ MUTANTS = [
     # No node over-committed.
     ("one-more-than-there-is", "daemon/core_nodes.c", "int slots = node_slots(n, pool) - node_busy(n, pool);",
      "int slots = node_slots(n, pool) - node_busy(n, pool) + (n->n_holdings > 0);", "no node over-committed"),
+    ("gpus-not-counted", "daemon/core_nodes.c", "slots += n->holdings[i].pool == pool ? n->holdings[i].slots : 0;",
+     "slots += n->holdings[i].pool == pool && pool == SCHED_CPU ? n->holdings[i].slots : 0;", ""),
     ("lost-is-free", "daemon/core_attempts.c", "if (!lost && n)\n        node_release", "if (n)\n        node_release",
      ""),
     ("holdings-forgotten-at-boot", "daemon/core_boot.c", "node_hold(n, job->id, a->number,", "(void)(job->id, a->number,", ""),
@@ -45,13 +47,17 @@ MUTANTS = [
     ("committed-without-manifest", "daemon/core_checkpoints.c",
      "    if (rc == ERR_OK) {\n        commit(", "    if (rc != ERR_TIMEOUT) {\n        commit(",
      "resume only from committed checkpoints"),
-    ("deleted-before-row", "daemon/core_checkpoints.c", "    if (job->unsettled)\n        return; /* rows first */\n", "",
+    ("deleted-before-row", "daemon/core_checkpoints.c", "    if (job->unsettled || job->dirty)\n        return; /* rows first, those of the open change too */\n", "",
      ""),
     # A node out of use gets nothing new.
     ("closed-is-open", "daemon/core_queue.c", ".open = node->admin == ADMIN(NONE),", ".open = true,",
      "a node out of use gets nothing new"),
     ("operators-cordon-lost", "daemon/core_drain.c", "if (theirs || n->admin == ADMIN(DRAINING))", "if (n->admin == ADMIN(DRAINING))",
      "a node out of use gets nothing new"),
+    # Limits hold.
+    ("array-without-limit", "daemon/core_queue.c", "if (!first || running < job->array_limit)", "if (true)", "limits hold"),
+    ("user-without-limit", "daemon/core_queue.c", " || limit_keeps(c, job, text, sizeof answer.text))", ")",
+     "limits hold"),
     # A node that is heard is never DOWN.
     ("grace-forgotten", "daemon/core_nodes.c", "if (down < c->up_since + c->restart_grace_ns)", "if (false)",
      "a node that is heard is never DOWN"),

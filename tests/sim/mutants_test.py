@@ -14,13 +14,17 @@ ROOT = Path(os.environ.get("BOOST_ROOT", Path(__file__).resolve().parents[2]))
 BUILD = Path(os.environ["BOOST_BIN"]).parent if "BOOST_BIN" in os.environ else ROOT / "build"
 WORK = Path(os.environ.get("BOOST_TEST_DIR", BUILD / "sim" / "mutants"))
 SEEDS = 6000
+STALE = 3  # bugs that no longer fit: skipped, not more
 CC = os.environ.get("CC", "cc").split()
+
+class Stale(Exception):
+    pass
 
 def plant(source, text, instead):
     code = (ROOT / source).read_text()
     count = code.count(text)
     if count != 1:
-        raise AssertionError(f"{source} has {count} times what is to be changed:\n{text}\nPlant the bug anew in mutants.py.")
+        raise Stale(f"{source} has {count} times what is to be changed; plant the bug anew in mutants.py")
     return code.replace(text, instead)
 
 def build(name, source, code):
@@ -39,7 +43,7 @@ def build(name, source, code):
 def main():
     only = sys.argv[1] if len(sys.argv) > 1 else ""
     chosen = [m for m in MUTANTS if only in m[0]]
-    failed = 0
+    failed = stale = 0
     print(f"1..{len(chosen)}")
     for i, (name, source, text, instead, invariant) in enumerate(chosen, 1):
         try:
@@ -52,6 +56,10 @@ def main():
                 raise AssertionError(f"found as \"{found.group(2)}\", not \"{invariant}\"\n{run.stdout}")
             how = f"seed {found.group(1)}: {found.group(2)}" if found else f"died with {run.returncode}"
             print(f"ok {i} - {name} # {how}", flush=True)
+        except Stale as e:
+            stale += 1
+            failed += stale > STALE
+            print(f"ok {i} - {name} # SKIP {e}" if stale <= STALE else f"not ok {i} - {name}: {e}", flush=True)
         except (AssertionError, subprocess.SubprocessError) as e:
             failed += 1
             print(f"not ok {i} - {name}", flush=True)

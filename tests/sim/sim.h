@@ -28,7 +28,7 @@
 #include "proto/base/clock.h"
 #include "tests/world/mem_store.h"
 
-enum { MAX_NODES = 5, MAX_SLOTS = 4, MAX_WORLD = MAX_NODES * MAX_SLOTS, MAX_JOBS = 32, MAX_FORMER = 64 };
+enum { MAX_NODES = 5, MAX_SLOTS = 4, MAX_WORLD = MAX_NODES * MAX_SLOTS, MAX_JOBS = 48, MAX_TASKS = 3, MAX_FORMER = 64 };
 
 #define US INT64_C(1000)
 #define MS NS_PER_MS
@@ -97,6 +97,7 @@ struct run {
     int attempt, world, n;
     struct proc ranks[MAX_SLOTS];
     bool cuda;
+    int gpu[MAX_SLOTS]; /* of each of `ranks` */
     int64_t steps, every, from_step;
     int from_attempt; /* 0: from the initial weights; else the checkpoint is: */
     int64_t from_job, from_saved;
@@ -121,6 +122,8 @@ struct sim_node {
     char name[16];
     int index, slots;
     int64_t memory_mib; /* 0: not told, so that slots alone are counted */
+    int gpus;
+    bool gpu_broken[MAX_SLOTS];
     /* the machine */
     int boot;
     bool powered;
@@ -176,6 +179,9 @@ struct sim_job {
     bool cancel_promised; /* and acknowledged, */
     int64_t promised_ns;  /* then */
     int submit_no;
+    uint32_t uid;
+    int64_t array; /* 0: of none */
+    int array_limit;
     bool limited; /* has a time limit */
     bool wrong;   /* a rank was made to say that the job is in error */
     int max_restarts;
@@ -194,6 +200,7 @@ struct user_op { /* a request on its way */
     uint64_t life; /* of the controller that was asked */
     int verb;      /* Boost__ControlRequest__Verb, or one of enum other_verb */
     int64_t job;   /* of a submit: its number among all submits, which is the job's name */
+    int tasks;     /* of VERB_SUBMIT: so many jobs */
     int node;      /* of VERB_NODE: its index */
     bool close;
     bool answered, refused;
@@ -233,6 +240,7 @@ enum fault {
     FAULT_STORE_SLOW,
     FAULT_CLOCK,
     FAULT_DISK_FULL,
+    FAULT_GPU,
     FAULT_DAMAGE,
     FAULTS
 };
@@ -328,6 +336,9 @@ void run_free(struct run *r);
 
 void report_register(struct sim *s, struct sim_node *n);
 void report_run(struct sim *s, struct sim_node *n, struct run *r);
+/* Which rank has the GPU; NULL: none. */
+const struct run *gpu_user(const struct sim_node *n, int gpu, int *rank);
+void report_devices(struct sim *s, struct sim_node *n);
 void report_again(struct sim_node *n); /* the link is new: nothing counts as sent */
 void report_node_end(struct sim *s, struct sim_node *n, int64_t job, int attempt);
 void report_refused(struct sim *s, struct sim_node *n, int64_t job, int attempt, Boost__ExitClass__Value class,
@@ -376,6 +387,7 @@ const char *fault_name(int fault);
 
 void check_start(struct sim *s, const struct sim_node *n, const Boost__AttemptStart *start); /* as it is sent */
 void check_spawn(struct sim *s, const struct run *r);                                        /* before the ranks are */
+void check_gpus(struct sim *s, const struct sim_node *n, const struct run *r);               /* it finds too few free */
 void check_loaded(struct sim *s, const struct run *r);
 void check_delete(struct sim *s, const struct saved *k);
 void check_event(void *arg, const struct store_event *e);
@@ -383,6 +395,7 @@ void check_apply(void *arg, const struct mem_txn *t);   /* before its rows repla
 void check_applied(void *arg, const struct mem_txn *t); /* after */
 void check_always(struct sim *s);                       /* after every event */
 bool check_over(struct sim *s);                         /* every job has ended */
+_Noreturn void check_late(struct sim *s, int hours);    /* it does not come to be over */
 void check_end(struct sim *s);
 
 #endif

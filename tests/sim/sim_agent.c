@@ -61,6 +61,8 @@ static void set_ended(struct sim *s, struct run *r)
 {
     r->state = ENDED;
     r->ended_ns = s->now;
+    if (r->cuda)
+        report_devices(s, &s->nodes[r->node]);
 }
 
 /* SIGKILL to all, then records of the ends that nobody saw. */
@@ -183,6 +185,15 @@ static void prepared(struct sim *s, struct event *e)
     look_at(s, n, r);
 }
 
+static bool take_gpus(const struct sim_node *n, struct run *r)
+{
+    int i = 0, rank;
+    for (int g = 0; g < n->gpus && i < r->n; g++)
+        if (!n->gpu_broken[g] && !gpu_user(n, g, &rank))
+            r->gpu[i++] = g;
+    return i == r->n;
+}
+
 static void start(struct sim *s, struct sim_node *n, const Boost__AttemptStart *o)
 {
     struct run *r = run_find(n, o->job, o->attempt);
@@ -217,7 +228,17 @@ static void start(struct sim *s, struct sim_node *n, const Boost__AttemptStart *
         if (!saved_name(o->resume->path, &r->from_job, &r->from_saved, &r->from_attempt))
             violated(s, "protocol", "%lld.%d is to start from %s", (long long)r->job, r->attempt, o->resume->path);
     }
+    r->cuda = o->spec->resources && o->spec->resources->device == BOOST__DEVICE__VALUE__CUDA;
+    if (r->cuda && !take_gpus(n, r)) {
+        check_gpus(s, n, r);
+        report_refused(s, n, r->job, r->attempt, BOOST__EXIT_CLASS__VALUE__INFRA, BOOST__REASON__VALUE__NoDevices,
+                       "too few GPUs are free");
+        run_free(r);
+        return;
+    }
     n->runs = r;
+    if (r->cuda)
+        report_devices(s, n);
     struct event *e = at(s, s->now + between(s, 2 * MS, 300 * MS), prepared, "run directory made");
     e->node = n->index;
     e->guard = n->instance;
@@ -294,6 +315,7 @@ static void registered(struct sim *s, struct sim_node *n, const Boost__Registere
         n->calm_from = s->now;
     n->retry_ms = 0;
     report_again(n);
+    report_devices(s, n); /* what has changed since the registration was sent */
     for (size_t i = 0; i < m->n_verdicts; i++)
         verdict(s, n, m->verdicts[i]);
     /* What ranks still wait for in the rendezvous, and what they have put there. */

@@ -73,15 +73,16 @@ void check_spawn(struct sim *s, const struct run *r)
     for (const struct run *x = n->runs; x; x = x->next) {
         if (x == r)
             continue;
-        for (int i = 0; i < x->n; i++)
+        for (int i = 0; i < x->n && x->cuda == r->cuda; i++)
             busy += x->ranks[i].alive;
         if (x->job == r->job && run_has_process(x))
             violated(s, "one live attempt a device", "%" PRId64 ".%d starts on %s beside attempt %d", r->job,
                      r->attempt, n->name, x->attempt);
     }
-    if (busy > n->slots)
-        violated(s, "no node over-committed", "%" PRId64 ".%d makes %d ranks on the %d slots of %s", r->job, r->attempt,
-                 busy, n->slots, n->name);
+    int there = r->cuda ? n->gpus : n->slots;
+    if (busy > there)
+        violated(s, "no node over-committed", "%" PRId64 ".%d makes %d ranks on the %d %s of %s", r->job, r->attempt,
+                 busy, there, r->cuda ? "GPUs" : "slots", n->name);
     const struct store_attempt *mine = mem_attempt(s->store, r->job, r->attempt);
     bool fenced = mine && mine->fenced; /* it is late: whoever fenced it has to bear with it */
     for (int i = 0; i < s->n_nodes && !fenced; i++)
@@ -89,6 +90,18 @@ void check_spawn(struct sim *s, const struct run *r)
             if (x->job == r->job && x->attempt != r->attempt && run_has_process(x) && !given_up(s, x))
                 violated(s, "one live attempt a device", "%" PRId64 ".%d starts on %s while attempt %d runs on %s",
                          r->job, r->attempt, n->name, x->attempt, s->nodes[i].name);
+}
+
+void check_gpus(struct sim *s, const struct sim_node *n, const struct run *r)
+{
+    const struct store_attempt *mine = mem_attempt(s->store, r->job, r->attempt);
+    for (int g = 0; g < n->gpus; g++)
+        if (n->gpu_broken[g])
+            return;
+    if (mine && !mine->fenced)
+        violated(s, "no node over-committed",
+                 "%" PRId64 ".%d is to have %d GPUs of %s, which has %d, and too few are free", r->job, r->attempt,
+                 r->n, n->name, n->gpus);
 }
 
 void check_loaded(struct sim *s, const struct run *r)
@@ -221,10 +234,13 @@ static struct sim_job *job_row(struct sim *s, const struct store_job *row)
         violated(s, "events replay to the job table", "the row of job %" PRId64 " does not unpack", row->id);
     job->max_restarts = spec->restart->max_restarts;
     job->limited = spec->time_limit_s > 0;
+    job->uid = row->uid;
+    job->array = row->array_job;
+    job->array_limit = row->array_limit;
     /* A later one of the same name is a restart of the first. */
     job->submit_no = (int)strtol(row->name, NULL, 10);
     for (int i = 0; i < s->n_jobs - 1; i++)
-        if (s->jobs[i].submit_no == job->submit_no)
+        if (s->jobs[i].submit_no == job->submit_no && (!job->array || s->jobs[i].array != job->array))
             job->submit_no = 0;
     boost__job_spec__free_unpacked(spec, NULL);
     return job;
@@ -324,6 +340,26 @@ void check_apply(void *arg, const struct mem_txn *t)
     }
 }
 
+static bool runs(const struct sim_job *job)
+{
+    return job->state == (int)STATE(STARTING) || job->state == (int)STATE(RUNNING);
+}
+
+static void check_limits(struct sim *s, const struct sim_job *job)
+{
+    int tasks = 0, jobs = 0;
+    for (int i = 0; i < s->n_jobs; i++) {
+        tasks += runs(&s->jobs[i]) && s->jobs[i].array == job->array;
+        jobs += runs(&s->jobs[i]) && s->jobs[i].uid == job->uid;
+    }
+    if (job->array_limit && tasks > job->array_limit)
+        violated(s, "limits hold", "%d tasks of array %" PRId64 " run, its limit is %d", tasks, job->array,
+                 job->array_limit);
+    if (s->config.user_running_jobs && jobs > s->config.user_running_jobs)
+        violated(s, "limits hold", "%d jobs of uid %u run, the limit is %d", jobs, job->uid,
+                 s->config.user_running_jobs);
+}
+
 void check_applied(void *arg, const struct mem_txn *t)
 {
     struct sim *s = arg;
@@ -337,6 +373,11 @@ void check_applied(void *arg, const struct mem_txn *t)
     for (int i = 0; i < t->n_jobs; i++)
         if (terminal(t->jobs[i].state))
             check_gone(s, job_by_id(s, t->jobs[i].id));
+    for (int i = 0; i < t->n_jobs; i++) {
+        const struct sim_job *job = job_by_id(s, t->jobs[i].id);
+        if (runs(job))
+            check_limits(s, job);
+    }
 }
 
 /* ---- after every event ---- */
@@ -429,6 +470,23 @@ bool check_over(struct sim *s)
         if (!terminal(s->jobs[i].state))
             return false;
     return true;
+}
+
+_Noreturn void check_late(struct sim *s, int hours)
+{
+    char why[512] = "";
+    struct arena mem;
+    arena_init(&mem, 1 << 20);
+    for (int i = 0; s->core && i < s->n_jobs; i++) {
+        const struct job *job = core_job(s->core, s->jobs[i].id);
+        const Boost__JobSummary *x = job && !terminal((int)job->state) ? core_summary(s->core, job, &mem) : NULL;
+        size_t used = strlen(why);
+        if (x)
+            snprintf(why + used, sizeof why - used, "; job %" PRId64 " is %s: %.200s", job->id,
+                     name_of((int)job->state), x->info);
+    }
+    arena_free(&mem);
+    violated(s, "jobs finish", "not over %d simulated hours after the last fault%s", hours, why);
 }
 
 void check_end(struct sim *s)

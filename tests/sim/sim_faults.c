@@ -29,6 +29,7 @@ const char *fault_name(int fault)
         [FAULT_STORE_FULL] = "controller's disk full",
         [FAULT_STORE_SLOW] = "controller's disk slow",
         [FAULT_CLOCK] = "controller's clock jumps",
+        [FAULT_GPU] = "GPU breaks, or works again",
         [FAULT_DISK_FULL] = "node's disk full",
         [FAULT_DAMAGE] = "checkpoint damaged",
     };
@@ -182,6 +183,14 @@ static void hurt_node(struct sim *s, enum fault fault)
     case FAULT_LOSSY:
         until_then(&n->lossy_until, until);
         break;
+    case FAULT_GPU:
+        if (n->gpus) {
+            bool *broken = &n->gpu_broken[between(s, 0, n->gpus - 1)];
+            *broken = !*broken;
+            if (n->agent_up)
+                report_devices(s, n);
+        }
+        break;
     default:
         n->disk_full = true;
         at(s, until, disk_has_room, "disk has room")->node = n->index;
@@ -282,6 +291,9 @@ void faults_heal(struct sim *s)
         n->disk_full = false;
         n->cut_until[0] = n->cut_until[1] = 0;
         n->slow_until = n->lossy_until = 0;
+        memset(n->gpu_broken, 0, sizeof n->gpu_broken);
+        if (n->agent_up)
+            report_devices(s, n);
     }
     users_release_all(s);
 }

@@ -74,7 +74,9 @@ void link_up(struct sim *s, struct sim_node *n, const Boost__AgentMessage *m)
         if (!bytes)
             abort();
         boost__agent_message__pack(m, bytes);
-        struct event *e = at(s, arrival(s, n, UP, !register_it), arrive_up, "to the controller");
+        /* A picture is replaced by the next one: in their order. */
+        bool overtakes = !register_it && m->body_case != BOOST__AGENT_MESSAGE__BODY_DEVICES;
+        struct event *e = at(s, arrival(s, n, UP, overtakes), arrive_up, "to the controller");
         e->node = n->index;
         e->guard = n->conn;
         e->b = (int64_t)s->life;

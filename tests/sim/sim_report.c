@@ -16,8 +16,60 @@ static void say(struct sim *s, struct sim_node *n, Boost__AgentMessage__BodyCase
 }
 #define SAY(s, n, KIND, body) say(s, n, BOOST__AGENT_MESSAGE__BODY_##KIND, body)
 
+/* ---- GPUs ---- */
+
+const struct run *gpu_user(const struct sim_node *n, int gpu, int *rank)
+{
+    for (const struct run *r = n->runs; r; r = r->next)
+        for (int i = 0; r->cuda && r->state != ENDED && i < r->n; i++)
+            if (r->gpu[i] == gpu) {
+                *rank = r->ranks[i].rank;
+                return r;
+            }
+    return NULL;
+}
+
+struct device_list {
+    Boost__DeviceReport report;
+    Boost__DeviceInfo info[MAX_SLOTS], *list[MAX_SLOTS];
+};
+
+static Boost__DeviceReport *devices(const struct sim_node *n, struct device_list *d)
+{
+    boost__device_report__init(&d->report);
+    d->report.devices = d->list;
+    for (int g = 0; g < n->gpus; g++) {
+        int rank = 0;
+        const struct run *r = gpu_user(n, g, &rank);
+        Boost__DeviceInfo *x = d->list[g] = &d->info[g];
+        boost__device_info__init(x);
+        x->has_index = x->has_memory_mib = true;
+        x->index = g;
+        x->memory_mib = 100000;
+        x->uuid = (char *)(uintptr_t) "GPU-x";
+        x->name = (char *)(uintptr_t) "NVIDIA H200";
+        x->trouble = n->gpu_broken[g] ? (char *)(uintptr_t) "uncorrected memory errors" : NULL;
+        x->has_job = x->has_attempt = x->has_rank = r != NULL;
+        x->job = r ? r->job : 0;
+        x->attempt = r ? r->attempt : 0;
+        x->rank = rank;
+        d->report.n_devices++;
+    }
+    return &d->report;
+}
+
+void report_devices(struct sim *s, struct sim_node *n)
+{
+    struct device_list d;
+    if (n->gpus && n->registered)
+        SAY(s, n, DEVICES, devices(n, &d));
+}
+
+/* ---- registering ---- */
+
 void report_register(struct sim *s, struct sim_node *n)
 {
+    struct device_list d;
     Boost__Register r = BOOST__REGISTER__INIT;
     Boost__LiveAttempt live[MAX_FORMER], *list[MAX_FORMER];
     int32_t ranks[MAX_FORMER][MAX_SLOTS];
@@ -33,6 +85,7 @@ void report_register(struct sim *s, struct sim_node *n)
     r.memory_mib = n->memory_mib;
     r.data_address = (char *)(uintptr_t) "127.0.0.1";
     r.attempts = list;
+    r.devices = devices(n, &d);
     for (const struct run *x = n->runs; x && r.n_attempts < MAX_FORMER; x = x->next) {
         Boost__LiveAttempt *l = &live[r.n_attempts];
         boost__live_attempt__init(l);

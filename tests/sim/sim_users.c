@@ -48,12 +48,19 @@ static void submitted(void *arg, int rc, const struct error *err, int64_t id)
         op->refused = true;
         return;
     }
-    struct sim_job *job = job_by_id(s, id);
-    if (!job)
-        violated(s, "acknowledged submits survive", "job %lld is acknowledged, and no row of it is durable",
-                 (long long)id);
-    trace(s, "job %lld is acknowledged", (long long)id);
-    job->acknowledged = true;
+    for (int i = 0; i < op->tasks; i++) {
+        struct sim_job *job = job_by_id(s, id + i);
+        if (!job)
+            violated(s, "acknowledged submits survive", "job %lld is acknowledged, and no row of it is durable",
+                     (long long)id + i);
+        trace(s, "job %lld is acknowledged", (long long)id + i);
+        job->acknowledged = true;
+    }
+}
+
+static int pool_of(const struct sim_node *n, bool cuda)
+{
+    return cuda ? n->gpus : n->slots;
 }
 
 static void submit(struct sim *s)
@@ -62,22 +69,24 @@ static void submit(struct sim *s)
     arena_init(&mem, 1 << 20);
     Boost__JobSpec *spec = spec_new(&mem);
     Boost__Resources resources = BOOST__RESOURCES__INIT;
-    int most = 0, wide = 0;
-    for (int i = 0; i < s->n_nodes; i++) {
-        most = s->nodes[i].slots > most ? s->nodes[i].slots : most;
-        wide += s->nodes[i].slots > 1;
-    }
+    int most = 0, fit = 0, gpus = 0;
+    for (int i = 0; i < s->n_nodes; i++)
+        gpus += s->nodes[i].gpus > 0;
+    bool cuda = gpus && one_in(s, 2);
+    for (int i = 0; i < s->n_nodes; i++)
+        most = pool_of(&s->nodes[i], cuda) > most ? pool_of(&s->nodes[i], cuda) : most;
     int nodes = one_in(s, 2) ? 1 : (int)between(s, 1, s->n_nodes);
     int per_node = (int)between(s, 1, most);
-    int fit = 0;
     for (int i = 0; i < s->n_nodes; i++)
-        fit += s->nodes[i].slots >= per_node;
+        fit += pool_of(&s->nodes[i], cuda) >= per_node;
     if (nodes > fit)
         nodes = fit;
     spec->resources = &resources;
     resources.has_nodes = resources.has_devices_per_node = true;
     resources.nodes = nodes;
     resources.devices_per_node = per_node;
+    resources.has_device = true;
+    resources.device = cuda ? BOOST__DEVICE__VALUE__CUDA : BOOST__DEVICE__VALUE__CPU;
     spec->parallel->tp = 1;
     spec->parallel->has_dp = true;
     spec->parallel->dp = nodes * per_node;
@@ -122,7 +131,15 @@ static void submit(struct sim *s)
     op->job = ++s->submitted;
     spec->name = arena_printf(&mem, "%d", s->submitted);
     trace(s, "submit: %d x %d, %lld steps", nodes, per_node, (long long)spec->run->steps);
-    core_submit(s->core, spec, &users[between(s, 0, 1)], one_in(s, 10), submitted, op);
+    op->tasks = one_in(s, 6) ? (int)between(s, 2, MAX_TASKS) : 1;
+    Boost__JobSpec *all[MAX_TASKS] = {spec, spec, spec};
+    static const int32_t index[MAX_TASKS] = {3, 5, 7};
+    const struct core_user *user = &users[between(s, 0, 1)];
+    bool hold = one_in(s, 10);
+    if (op->tasks > 1)
+        core_submit_array(s->core, all, op->tasks, index, (int)between(s, 0, 2), user, hold, submitted, op);
+    else
+        core_submit(s->core, spec, user, hold, submitted, op);
     arena_free(&mem);
     controller_poke(s);
 }
@@ -131,7 +148,7 @@ static void submits(struct sim *s, struct event *e)
 {
     if (s->to_submit <= 0)
         return;
-    if (s->core && s->n_jobs < MAX_JOBS - 2) {
+    if (s->core && s->n_jobs < MAX_JOBS - 2 * MAX_TASKS) {
         s->to_submit--;
         submit(s);
     }

@@ -132,6 +132,7 @@ void draw_world(struct sim *s)
         snprintf(n->name, sizeof n->name, "n%d", i + 1);
         n->given_up = -1;
         n->far = one_in(s, 2);
+        n->gpus = one_in(s, 3) ? (int)between(s, 1, MAX_SLOTS) : 0;
         n->memory_mib = one_in(s, 2) ? 65536 : 0;
     }
     boost__boostd_config__init(&s->config);
@@ -176,7 +177,7 @@ static void run(struct sim *s)
     int64_t limit = s->now + LONGEST_S * S;
     while (!check_over(s)) {
         if (s->now > limit)
-            violated(s, "jobs finish", "not over %d simulated hours after the last fault", LONGEST_S / 3600);
+            check_late(s, LONGEST_S / 3600);
         step(s);
     }
     faults_bury(s);

@@ -123,13 +123,108 @@ static void an_operators_cordon_outlives_the_controllers_drain(void **state)
     world_free(w);
 }
 
+static int busy(struct world *w)
+{
+    struct arena mem;
+    int n = 0;
+    arena_init(&mem, 1 << 20);
+    const Boost__NodesReply *r = core_nodes(w->core, &mem);
+    for (size_t i = 0; i < r->n_nodes; i++)
+        n += r->nodes[i]->cpu_slots_busy;
+    arena_free(&mem);
+    return n;
+}
+
+/* Under a limit on its user's running jobs the next attempt is placed without the spare, which has to come free. */
+static void a_spare_goes_with_its_attempt(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct arena mem;
+    Boost__Resources resources = BOOST__RESOURCES__INIT;
+    arena_init(&mem, 1 << 20);
+    w->config.user_running_jobs = 1;
+    controller_restart(w);
+    for (int i = 0; i < 3; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "n%d", i + 1);
+        join_world(w, agent_add(w, name, 1));
+    }
+    Boost__JobSpec *spec = spec_new(&mem);
+    spec->parallel->tp = 1;
+    spec->parallel->has_dp = true;
+    spec->parallel->dp = 2;
+    spec->resources = &resources;
+    resources.has_nodes = resources.has_devices_per_node = resources.has_spares = true;
+    resources.nodes = 2;
+    resources.devices_per_node = resources.spares = 1;
+    int64_t id = submit_spec(w, spec, false);
+    assert_int_equal(busy(w), 3);
+    for (int k = 1; k <= 2; k++) {
+        for (int i = 0; i < 2; i++)
+            say_step(w, &w->agents[i], newest(w, &w->agents[i], id), 1);
+        pump(w);
+        assert_state(w, id, RUNNING);
+        say_end_of(w, &w->agents[0], newest(w, &w->agents[0], id), 0, (struct end){.signal = 9});
+        say_node_end(w, &w->agents[0], newest(w, &w->agents[0], id));
+        for (int i = 0; i < 40 && job_of(w, id)->n_attempts == k; i++)
+            advance(w, 250);
+        assert_int_equal(job_of(w, id)->n_attempts, k + 1);
+        assert_true(busy(w) <= 3);
+    }
+    assert_int_equal(control(w, CANCEL, id, true), ERR_OK);
+    advance(w, 1000);
+    assert_state(w, id, CANCELLED);
+    assert_int_equal(busy(w), 0);
+    arena_free(&mem);
+    world_free(w);
+}
+
+/* The end is decided and the disk is full: told again, it is not taken off the agent's hands before the row is there,
+ * or a crash would make the job run a second time. */
+static void an_end_that_is_not_durable_stays_with_its_agent(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    join_world(w, a);
+    int64_t id;
+    struct fake_attempt *x = run_job(w, a, &id);
+    say_step(w, a, x, x->steps);
+    say_checkpoint(w, a, x, x->steps);
+    pump(w);
+    assert_int_equal(job_of(w, id)->checkpoint_step, 100);
+    w->store->stuck = true;
+    for (int i = 0; i < x->n_ranks; i++)
+        say_end_of(w, a, x, i, (struct end){.done = true});
+    say_node_end(w, a, x);
+    pump(w);
+    assert_state(w, id, COMPLETED);
+    disconnect(w, a);
+    join_world(w, a); /* tells all again */
+    pump(w);
+    assert_false(x->forgotten);
+    assert_false(x->end_acked[0] || x->node_end_acked);
+    controller_restart(w);
+    w->store->stuck = false;
+    assert_state(w, id, RUNNING);
+    join_world(w, a);
+    advance(w, 20000);
+    assert_state(w, id, COMPLETED);
+    assert_int_equal(job_of(w, id)->n_attempts, 1);
+    assert_true(x->forgotten && x->end_acked[0] && x->node_end_acked);
+    world_free(w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_sent_shards_is_not_started_again),
         cmocka_unit_test(an_answer_to_an_earlier_run_is_none),
         cmocka_unit_test(what_is_not_durable_is_not_placed),
+        cmocka_unit_test(an_end_that_is_not_durable_stays_with_its_agent),
         cmocka_unit_test(an_operators_cordon_outlives_the_controllers_drain),
+        cmocka_unit_test(a_spare_goes_with_its_attempt),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -76,6 +76,30 @@ static void attempts_go_on_on_a_cordoned_node(void **state)
     world_free(w);
 }
 
+/* What made it silent may have changed it. */
+static void a_node_that_was_down_is_checked_before_it_gets_work(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    join_world(w, a);
+    say_health(w, "n1", NULL, NULL, false);
+    a->beating = false;
+    advance(w, 45000);
+    assert_int_equal(node_of(w, "n1")->liveness, LIVENESS(DOWN));
+    int64_t id = submit(w);
+    a->beating = true;
+    advance(w, 5000);
+    assert_int_equal(node_of(w, "n1")->liveness, LIVENESS(UP));
+    assert_int_equal(node_of(w, "n1")->admin, ADMIN(CORDONED));
+    assert_state(w, id, QUEUED);
+    say_health(w, "n1", "memory: none", NULL, false);
+    assert_state(w, id, QUEUED);
+    say_health(w, "n1", NULL, NULL, false);
+    assert_state(w, id, STARTING);
+    world_free(w);
+}
+
 /* Only what health has cordoned is resumed by it, and what others have cordoned is theirs. */
 static void others_cordons_stay(void **state)
 {
@@ -293,6 +317,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_failed_check_cordons_until_one_passes),
         cmocka_unit_test(attempts_go_on_on_a_cordoned_node),
+        cmocka_unit_test(a_node_that_was_down_is_checked_before_it_gets_work),
         cmocka_unit_test(others_cordons_stay),
         cmocka_unit_test(nothing_before_the_first_check_has_ended),
         cmocka_unit_test(a_failure_outlives_both_restarts),

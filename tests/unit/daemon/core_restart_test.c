@@ -138,6 +138,42 @@ static void from_an_older_checkpoint(void **state)
     world_free(w);
 }
 
+/* It ends while its new files are looked at. */
+static void ended_meanwhile(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "gpu01", 2);
+    struct arena mem;
+    arena_init(&mem, 1 << 20);
+    join_world(w, a);
+    int64_t id;
+    struct fake_attempt *x = run_job(w, a, &id);
+    a->answers = false;
+    struct answer r = {.rc = -1};
+    core_restart(w->core, id, spec_new(&mem), -1, &user_ann, on_restart, &r);
+    pump(w);
+    assert_int_equal(r.n, 0);
+    kill_all(w, a, x);
+    control(w, CANCEL, id, true);
+    advance(w, 3000);
+    assert_state(w, id, CANCELLED);
+    assert_int_equal(r.n, 1);
+    assert_int_equal(r.rc, ERR_REFUSED);
+    assert_says(r.text, "has ended meanwhile");
+    /* An agent that does not answer keeps nothing up. */
+    a->answers = true;
+    id = submit(w);
+    a->answers = false;
+    r = (struct answer){.rc = -1};
+    core_restart(w->core, id, spec_new(&mem), -1, &user_ann, on_restart, &r);
+    advance(w, 3000);
+    assert_int_equal(r.n, 1);
+    assert_int_equal(r.rc, ERR_OK);
+    arena_free(&mem);
+    world_free(w);
+}
+
 static void held_and_queued_ones(void **state)
 {
     (void)state;
@@ -194,6 +230,12 @@ static void what_cannot_be(void **state)
     spec = spec_new(&mem);
     spec->optimizer->lr = 99;
     assert_int_equal(restart(w, id, spec, -1).rc, ERR_INVALID);
+    /* Files that are not there are found while the old attempt still runs. */
+    a->preflight_code = ERR_NOT_FOUND;
+    struct answer r2 = restart(w, id, spec_new(&mem), -1);
+    assert_int_equal(r2.rc, ERR_INVALID);
+    assert_says(r2.text, "data.bin is not there");
+    a->preflight_code = 0;
     struct answer other = {.rc = -1};
     core_restart(w->core, id, NULL, -1, &user_bob, on_restart, &other);
     assert_int_equal(other.rc, ERR_REFUSED);
@@ -362,6 +404,7 @@ int main(void)
         cmocka_unit_test(changes_outlive_the_controller),
         cmocka_unit_test(from_an_older_checkpoint),
         cmocka_unit_test(held_and_queued_ones),
+        cmocka_unit_test(ended_meanwhile),
         cmocka_unit_test(what_cannot_be),
         cmocka_unit_test(ended_job_as_a_new_one),
         cmocka_unit_test(init_from_is_protected),

@@ -21,6 +21,89 @@ static void priority_then_age(void **state)
     world_free(w);
 }
 
+/* Whatever is submitted, raised and lowered: one after the other goes by priority and then by age. */
+static void any_order(void **state)
+{
+    (void)state;
+    enum { JOBS = 24 };
+    struct world *w = world_new();
+    w->config.fair_share_half_life_s = 0;
+    reconfigured(w);
+    uint64_t seed = 0x5eed0007;
+    int priority[JOBS + 1] = {0};
+    for (int k = 1; k <= JOBS; k++) {
+        seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407ULL;
+        priority[k] = 1 + (int)(seed >> 33) % 7;
+        assert_int_equal(submit_want(w, (struct want){.priority = priority[k], .user = k % 3 ? &user_ann : &user_bob}),
+                         k);
+    }
+    for (int k = 1; k <= JOBS; k += 5) {
+        Boost__UpdateRequest u = BOOST__UPDATE_REQUEST__INIT;
+        struct core_user root = {.uid = 0, .name = "root"};
+        u.has_priority = 1;
+        u.priority = priority[k] = (priority[k] * 3) % 8;
+        core_update(w->core, &u, k, &root, on_control, w);
+        pump(w);
+        assert_int_equal(w->reply_rc, ERR_OK);
+    }
+    join_world(w, agent_add(w, "gpu01", 1));
+    pump(w);
+    for (int n = 0; n < JOBS; n++) {
+        int first = 0;
+        for (int k = 1; k <= JOBS; k++)
+            if (priority[k] >= 0 && (!first || priority[k] > priority[first]))
+                first = k;
+        assert_state(w, first, STARTING);
+        priority[first] = -1;
+        ends(w, first);
+    }
+    world_free(w);
+}
+
+/* Users who have used the same take turns within one pass. */
+static void equals_take_turns(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    int started[2] = {0};
+    for (int k = 0; k < 8; k++)
+        submit_want(w, (struct want){.user = k < 4 ? &user_ann : &user_bob});
+    join_world(w, agent_add(w, "gpu01", 4));
+    pump(w);
+    for (int k = 0; k < 8; k++)
+        started[k / 4] += job_of(w, k + 1)->state == STATE(STARTING);
+    assert_int_equal(started[0], 2);
+    assert_int_equal(started[1], 2);
+    world_free(w);
+}
+
+/* Time passes while a job is placed. */
+static void slow_log(void *arg, enum core_log_level level, const char *text)
+{
+    struct world *w = arg;
+    (void)level;
+    if (strstr(text, "started"))
+        w->now += 10 * NS_PER_MS;
+}
+
+/* A pass that took long is not followed by the next at once, so that others are answered meanwhile. */
+static void slow_passes_pause(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    w->ops.log = slow_log;
+    reconfigured(w);
+    join_world(w, agent_add(w, "gpu01", 4));
+    int64_t first = submit_want(w, (struct want){0}), second = submit_want(w, (struct want){0});
+    assert_state(w, first, STARTING);
+    assert_state(w, second, QUEUED);
+    advance(w, 25);
+    assert_state(w, second, QUEUED);
+    advance(w, 10);
+    assert_state(w, second, STARTING);
+    world_free(w);
+}
+
 /* Who has used less goes first, also after a restart, and what is long ago counts little. */
 static void fair_share(void **state)
 {
@@ -227,7 +310,8 @@ static void preemption(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(priority_then_age),   cmocka_unit_test(fair_share), cmocka_unit_test(backfill),
+        cmocka_unit_test(priority_then_age),   cmocka_unit_test(any_order),  cmocka_unit_test(equals_take_turns),
+        cmocka_unit_test(slow_passes_pause),   cmocka_unit_test(fair_share), cmocka_unit_test(backfill),
         cmocka_unit_test(whole_nodes),         cmocka_unit_test(memory),     cmocka_unit_test(several_nodes),
         cmocka_unit_test(labels_and_switches), cmocka_unit_test(preemption),
     };

@@ -175,6 +175,158 @@ static void groups_are_not_split(void **state)
     assert_true(split > 100 && whole > 1000);
 }
 
+/* ---- two pools, memory, whole nodes -------------------------------------------------------- */
+
+static int64_t needs_mib(const struct cluster *c, const struct sched_request *q, int node)
+{
+    const struct sched_node *n = &c->nodes[node];
+    if (q->mib_per_rank)
+        return q->mib_per_rank * q->devices_per_node;
+    return q->pool == SCHED_CPU ? n->memory_mib * q->devices_per_node / n->slots[SCHED_CPU] : 0;
+}
+
+/* All that the contract says of one node at a time. */
+static bool node_takes(const struct cluster *c, const struct sched_request *q, int node, int64_t when)
+{
+    const struct sched_node *n = &c->nodes[node];
+    int devices = q->devices_per_node, there = 0;
+    int64_t mib = needs_mib(c, q, node);
+    bool whole = false;
+    for (int k = 0; k < c->n_parts; k++) {
+        const struct held_part *p = &c->parts[k];
+        if (p->node != node || (p->ends != SCHED_ENDLESS && p->ends <= when))
+            continue;
+        devices += p->pool == (int)q->pool ? p->slots : 0;
+        mib += p->mib;
+        whole |= p->exclusive;
+        there++;
+    }
+    return n->up && n->open && !whole && !(q->exclusive && there) && devices <= n->slots[q->pool] &&
+           mib <= n->memory_mib;
+}
+
+static int nodes_taking(const struct cluster *c, const struct sched_request *q, int64_t when)
+{
+    int n = 0;
+    for (int i = 0; i < c->n; i++)
+        n += node_takes(c, q, i, when);
+    return n;
+}
+
+static int64_t earliest_of_all(const struct cluster *c, const struct sched_request *q)
+{
+    int64_t best = nodes_taking(c, q, 0) >= q->nodes ? 0 : SCHED_ENDLESS;
+    for (int k = 0; k < c->n_parts; k++)
+        if (c->parts[k].ends < best && nodes_taking(c, q, c->parts[k].ends) >= q->nodes)
+            best = c->parts[k].ends;
+    return best;
+}
+
+static void book(struct cluster *c, const struct sched_request *q, int node, int64_t ends, int runner)
+{
+    c->parts[c->n_parts++] = (struct held_part){.node = node,
+                                                .slots = q->devices_per_node,
+                                                .pool = (int)q->pool,
+                                                .mib = needs_mib(c, q, node),
+                                                .ends = ends,
+                                                .exclusive = q->exclusive,
+                                                .runner = runner};
+}
+
+static struct sched_request request_mixed(struct rng *r, int64_t id)
+{
+    struct sched_request q = request_random(r, id);
+    q.pool = (enum sched_pool)pick(r, 0, 1);
+    q.nodes = pick(r, 1, 2);
+    q.mib_per_rank = pick(r, 0, 2) ? 0 : pick(r, 1, 6) * 10;
+    return q;
+}
+
+/* What runs was placed by somebody who kept the rules. */
+static void cluster_mixed(struct cluster *c, struct rng *r)
+{
+    *c = (struct cluster){0};
+    for (int n = pick(r, 1, 4); n > 0; n--) {
+        cluster_node(c, pick(r, 1, 4), pick(r, 4, 12) * 10);
+        c->nodes[c->n - 1].slots[SCHED_GPU] = pick(r, 0, 4);
+    }
+    for (int k = pick(r, 0, 6); k > 0; k--) {
+        struct sched_request q = request_mixed(r, 0);
+        int node = pick(r, 0, c->n - 1),
+            runner = cluster_runner(c, 50, pick(r, 0, 2) ? pick(r, 1, 8) * 10 : SCHED_ENDLESS);
+        if (!node_takes(c, &q, node, 0))
+            continue;
+        book(c, &q, node, c->runners[runner].ends, runner);
+        const struct held_part *p = &c->parts[c->n_parts - 1];
+        c->held[c->n_held++] = (struct sched_held){.node = node,
+                                                   .runner = runner,
+                                                   .pool = q.pool,
+                                                   .slots = p->slots,
+                                                   .mib = p->mib,
+                                                   .exclusive = p->exclusive};
+    }
+    for (int i = 0; i < c->n; i++) {
+        struct sched_node *n = &c->nodes[i];
+        bool whole = false;
+        n->free[SCHED_GPU] = n->slots[SCHED_GPU];
+        for (int k = 0; k < c->n_parts; k++) {
+            const struct held_part *p = &c->parts[k];
+            if (p->node != i)
+                continue;
+            n->free[p->pool] -= p->slots;
+            n->free_mib -= p->mib;
+            n->used = true;
+            whole |= p->exclusive;
+        }
+        if (whole)
+            n->free[SCHED_CPU] = n->free[SCHED_GPU] = 0;
+    }
+}
+
+static void two_pools_and_memory(void **state)
+{
+    (void)state;
+    struct rng r = {UINT64_C(0x5eed0006)};
+    int placed = 0, behind = 0, both = 0;
+    for (int k = 0; k < CASES; k++) {
+        struct cluster c;
+        cluster_mixed(&c, &r);
+        struct sched *s = cluster_sched(&c);
+        struct sched_request heads[SCHED_POOLS];
+        int64_t promised[SCHED_POOLS] = {-1, -1}, when;
+        for (int j = 0, jobs = pick(&r, 1, 8); j < jobs; j++) {
+            struct sched_request q = request_mixed(&r, j + 1);
+            int chosen[2];
+            enum sched_verdict v = sched_place(s, &q, chosen);
+            bool alone = promised[0] < 0 && promised[1] < 0;
+            if (alone)
+                assert_true((v == SCHED_PLACED) == (nodes_taking(&c, &q, 0) >= q.nodes));
+            behind += v == SCHED_BEHIND;
+            if (v == SCHED_PLACED) {
+                for (int i = 0; i < q.nodes; i++)
+                    assert_true(node_takes(&c, &q, chosen[i], 0) && (i == 0 || chosen[i] != chosen[i - 1]));
+                for (int i = 0; i < q.nodes; i++)
+                    book(&c, &q, chosen[i], q.runs_ns, -1);
+                placed++;
+            }
+            for (int p = 0; p < SCHED_POOLS; p++)
+                assert_true(promised[p] < 0 || earliest_of_all(&c, &heads[p]) <= promised[p]);
+            if (v == SCHED_WAIT && sched_head(s, q.pool, &when) < 0) {
+                sched_reserve(s, &q);
+                heads[q.pool] = q;
+                sched_head(s, q.pool, &when);
+                /* Of the second head the time is not before what it would be alone, and is kept. */
+                assert_true(when >= earliest_of_all(&c, &q));
+                promised[q.pool] = when;
+                both += promised[0] >= 0 && promised[1] >= 0;
+            }
+        }
+        assert_false(sched_failed(s));
+        sched_free(s);
+    }
+    assert_true(placed > CASES / 2 && behind > CASES / 40 && both > CASES / 20);
+}
+
 /* ---- preemption -------------------------------------------------------------------------- */
 
 static int fit_without(const struct cluster *c, const struct sched_request *q, unsigned gone)
@@ -245,7 +397,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(queue_of_jobs),          cmocka_unit_test(best_fit),
         cmocka_unit_test(switches_stay_together), cmocka_unit_test(groups_are_not_split),
-        cmocka_unit_test(who_has_to_go),
+        cmocka_unit_test(two_pools_and_memory),   cmocka_unit_test(who_has_to_go),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,289 @@
+#!/usr/bin/env python3
+"""A small S3-compatible store in memory, on 127.0.0.1, that checks signatures and misbehaves when it is told to.
+
+    s3server.py          prints its port, and serves until its standard input is closed; keys KEY / SECRET below
+
+In a test: `with Store() as s:` gives s.url, s.objects {(bucket, key): bytes}, s.uploads, s.requests, s.faults.
+A fault is a dict: `method` and `match` (a piece of path and query) say which requests, `times` how often (1), `skip` how
+many go through first; then `status` (with `retry_after`), `cut` (the connection is closed after so many bytes of the
+body, of the request or of the answer), `delay` (seconds before the answer). Unsigned, for programs: PUT /-/faults with a
+JSON list, GET /-/requests, PUT /-/plain/NAME, and GET of the same, which knows ranges.
+"""
+import hashlib, hmac, json, re, sys, threading, time, urllib.parse
+from datetime import datetime, timezone
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from xml.sax.saxutils import escape
+
+KEY, SECRET, REGION = "AKIDTEST", "secret/of+tests", "us-east-1"
+
+
+def quote(text, safe=""):
+    return urllib.parse.quote(text, safe=safe + "-._~")
+
+
+def canonical_query(query):
+    pairs = urllib.parse.parse_qsl(query, keep_blank_values=True)
+    return "&".join(f"{a}={b}" for a, b in sorted((quote(a), quote(b)) for a, b in pairs))
+
+
+def signature(secret, method, path, query, headers, signed, payload_hash, date, region, service):
+    """Hex; `headers` by lower-case name, `path` as it came, `signed` in order."""
+    lines = "".join(f"{h}:{' '.join(headers.get(h, '').split())}\n" for h in signed)
+    request = "\n".join([method, path, canonical_query(query), lines, ";".join(signed), payload_hash])
+    scope = f"{date[:8]}/{region}/{service}/aws4_request"
+    text = "\n".join(["AWS4-HMAC-SHA256", date, scope, hashlib.sha256(request.encode()).hexdigest()])
+    key = ("AWS4" + secret).encode()
+    for part in (date[:8], region, service, "aws4_request", text):
+        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+    return key.hex()
+
+
+class Refused(Exception):
+    def __init__(self, status, code, text=""):
+        self.status, self.code, self.text = status, code, text
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, *args):
+        pass
+
+    def answer(self, status, body=b"", headers=()):
+        body = body.encode() if isinstance(body, str) else body
+        self.send_response(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        if not any(n.lower() == "content-length" for n, _ in headers):
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def handle_one(self):
+        store = self.server.store
+        path, _, query = self.path.partition("?")
+        length = int(self.headers.get("Content-Length") or 0)
+        if path.startswith("/-/") and not path.startswith("/-/plain/"):
+            self.control(path, self.rfile.read(length))
+            return
+        fault = store.fault(self.command, self.path)
+        with store.lock:
+            store.requests.append(f"{self.command} {self.path}")
+        if fault and "cut" in fault and self.command in ("PUT", "POST"):
+            self.rfile.read(min(fault["cut"], length))
+            self.close_connection = True
+            self.connection.shutdown(2)
+            return
+        body = self.rfile.read(length)
+        if fault and "delay" in fault:
+            time.sleep(fault["delay"])
+        if fault and "status" in fault:
+            after = [("Retry-After", str(fault["retry_after"]))] if "retry_after" in fault else []
+            self.answer(fault["status"], error_xml(fault.get("code", "SlowDown"), "please reduce your request rate"), after)
+            return
+        if path.startswith("/-/plain/"):
+            self.plain(path, body, fault)
+            return
+        try:
+            self.check(path, query, body)
+            _, bucket, *rest = urllib.parse.unquote(path).split("/", 2)
+            self.s3(bucket, rest[0] if rest else "", dict(urllib.parse.parse_qsl(query, keep_blank_values=True)), body, fault)
+        except Refused as e:
+            self.answer(e.status, error_xml(e.code, e.text))
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_one
+
+    def control(self, path, body):
+        store = self.server.store
+        if path == "/-/faults":
+            with store.lock:
+                store.faults[:] = json.loads(body)
+            self.answer(200)
+        else:
+            with store.lock:
+                self.answer(200, "\n".join(store.requests) + "\n")
+
+    def plain(self, path, body, fault):
+        store, name = self.server.store, ("-", path[len("/-/plain/"):])
+        if self.command == "PUT":
+            store.objects[name] = body
+            self.answer(200)
+        elif name not in store.objects:
+            self.answer(404, "no such file")
+        else:
+            self.send_object(store.objects[name], [], fault)
+
+    def check(self, path, query, body):
+        h = {k.lower(): v for k, v in self.headers.items()}
+        m = re.fullmatch(r"AWS4-HMAC-SHA256 Credential=([^/]+)/(\d{8})/([^/]+)/s3/aws4_request, "
+                         r"SignedHeaders=([a-z0-9;-]+), Signature=([0-9a-f]{64})", h.get("authorization", ""))
+        if not m:
+            raise Refused(403, "AccessDenied", "no signature")
+        key, day, region, signed, found = m.groups()
+        if key != KEY:
+            raise Refused(403, "InvalidAccessKeyId", "The key is not known.")
+        date, payload = h.get("x-amz-date", ""), h.get("x-amz-content-sha256", "")
+        signed = signed.split(";")
+        want = signature(SECRET, self.command, path, query, h, signed, payload, date, region, "s3")
+        left = [x for x in h if (x == "host" or x.startswith("x-amz-")) and x not in signed]
+        if not hmac.compare_digest(want, found) or left or signed != sorted(signed) or date[:8] != day:
+            raise Refused(403, "SignatureDoesNotMatch", "The signature does not match.")
+        if payload != hashlib.sha256(body).hexdigest():
+            raise Refused(400, "XAmzContentSHA256Mismatch", "The body is another one.")
+        then = datetime.strptime(date, "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
+        if abs((datetime.now(timezone.utc) - then).total_seconds()) > 900:
+            raise Refused(403, "RequestTimeTooSkewed")
+
+    def send_object(self, data, headers, fault):
+        status, first = 200, 0
+        m = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
+        if m and int(m.group(1)) >= len(data):
+            self.answer(416, "")
+            return
+        if m and not self.server.store.no_ranges:
+            status, first = 206, int(m.group(1))
+            headers = [*headers, ("Content-Range", f"bytes {first}-{len(data) - 1}/{len(data)}")]
+        part = data[first:]
+        if fault and "cut" in fault:
+            self.send_response(status)
+            for name, value in [*headers, ("Content-Length", str(len(part)))]:
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(part[:fault["cut"]])
+            self.close_connection = True
+            self.connection.shutdown(2)
+            return
+        self.answer(status, part, [*headers, ("Content-Length", str(len(part)))])
+
+    def s3(self, bucket, key, q, body, fault):
+        store = self.server.store
+        with store.lock:
+            if bucket not in store.buckets:
+                raise Refused(404, "NoSuchBucket", "The bucket does not exist.")
+            do = (self.parts if "uploadId" in q else self.bucket if not key else self.object)
+            reply = do(bucket, key, q, body)
+        if reply[0] == "object":
+            self.send_object(reply[1], reply[2], fault)
+        else:
+            self.answer(*reply)
+
+    def bucket(self, bucket, key, q, body):
+        store, prefix = self.server.store, q.get("prefix", "")
+        if self.command != "GET":
+            raise Refused(405, "MethodNotAllowed")
+        if "uploads" in q:
+            rows = "".join(f"<Upload><Key>{escape(k)}</Key><UploadId>{i}</UploadId></Upload>"
+                           for i, u in sorted(store.uploads.items()) for b, k in [u["name"]]
+                           if b == bucket and k.startswith(prefix))
+            return 200, f"<ListMultipartUploadsResult>{rows}<IsTruncated>false</IsTruncated></ListMultipartUploadsResult>"
+        keys = sorted(k for b, k in store.objects if b == bucket and k.startswith(prefix))
+        start = int(q.get("continuation-token") or 0)
+        page = keys[start:start + store.page]
+        more = start + store.page < len(keys)
+        rows = "".join(f"<Contents><Key>{escape(k)}</Key><Size>{len(store.objects[bucket, k])}</Size></Contents>"
+                       for k in page)
+        token = f"<NextContinuationToken>{start + store.page}</NextContinuationToken>" if more else ""
+        return 200, f"<ListBucketResult>{rows}<IsTruncated>{str(more).lower()}</IsTruncated>{token}</ListBucketResult>"
+
+    def object(self, bucket, key, q, body):
+        store, name = self.server.store, (bucket, key)
+        meta = [(k, v) for k, v in self.headers.items() if k.lower().startswith("x-amz-meta-")]
+        if self.command == "PUT":
+            store.objects[name], store.meta[name] = body, meta
+            return 200, "", [("ETag", etag(body))]
+        if self.command == "POST" and "uploads" in q:
+            store.next_upload += 1
+            upload = f"upload-{store.next_upload:04d}"
+            store.uploads[upload] = {"name": name, "meta": meta, "parts": {}}
+            return 200, f"<InitiateMultipartUploadResult><UploadId>{upload}</UploadId></InitiateMultipartUploadResult>"
+        if self.command == "DELETE":
+            store.objects.pop(name, None)
+            return 204, ""
+        if name not in store.objects:
+            raise Refused(404, "NoSuchKey", "The key does not exist.")
+        data = store.objects[name]
+        headers = [*store.meta.get(name, []), ("ETag", etag(data))]
+        if self.command == "HEAD":
+            return 200, b"", [*headers, ("Content-Length", str(len(data)))]
+        return "object", data, headers
+
+    def parts(self, bucket, key, q, body):
+        store, upload = self.server.store, self.server.store.uploads.get(q["uploadId"])
+        if not upload or upload["name"] != (bucket, key):
+            raise Refused(404, "NoSuchUpload", "The upload does not exist.")
+        parts = upload["parts"]
+        if self.command == "PUT":
+            parts[int(q["partNumber"])] = body
+            return 200, "", [("ETag", etag(body))]
+        if self.command == "DELETE":
+            del store.uploads[q["uploadId"]]
+            return 204, ""
+        if self.command == "GET":
+            after = int(q.get("part-number-marker") or 0)
+            numbers = [n for n in sorted(parts) if n > after]
+            page = numbers[:store.page]
+            more = len(page) < len(numbers)
+            rows = "".join(f"<Part><PartNumber>{n}</PartNumber><ETag>{escape(etag(parts[n]), {chr(34): '&quot;'})}</ETag>"
+                           f"<Size>{len(parts[n])}</Size></Part>" for n in page)
+            marker = f"<NextPartNumberMarker>{page[-1]}</NextPartNumberMarker>" if more else ""
+            return 200, f"<ListPartsResult>{rows}<IsTruncated>{str(more).lower()}</IsTruncated>{marker}</ListPartsResult>"
+        listed = re.findall(r"<PartNumber>(\d+)</PartNumber><ETag>(.*?)</ETag>", body.decode())
+        if [int(n) for n, _ in listed] != sorted(parts) or any(etag(parts[int(n)]) != e for n, e in listed):
+            raise Refused(400, "InvalidPart", "a part is missing or another one")
+        store.objects[bucket, key] = b"".join(parts[n] for n in sorted(parts))
+        store.meta[bucket, key] = upload["meta"]
+        del store.uploads[q["uploadId"]]
+        return 200, "<CompleteMultipartUploadResult/>"
+
+
+def etag(data):
+    return f'"{hashlib.md5(data).hexdigest()}"'
+
+
+def error_xml(code, text):
+    return f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>{escape(text)}</Message></Error>'
+
+
+class Store:
+    def __init__(self, buckets=("models",), page=1000, port=0):
+        self.buckets, self.page = set(buckets), page
+        self.objects, self.meta, self.uploads = {}, {}, {}
+        self.requests, self.faults, self.lock = [], [], threading.RLock()
+        self.next_upload, self.no_ranges = 0, False
+        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.server.daemon_threads, self.server.store = True, self
+        self.port = self.server.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *args):
+        self.server.shutdown()
+        self.server.server_close()
+
+    def fault(self, method, target):
+        with self.lock:
+            for f in self.faults:
+                if f.get("method", method) != method or f.get("match", "") not in urllib.parse.unquote(target):
+                    continue
+                if f.get("skip", 0) > 0:
+                    f["skip"] -= 1
+                    continue
+                if f.setdefault("times", 1) > 0:
+                    f["times"] -= 1
+                    return f
+        return None
+
+    def keys(self, prefix=""):
+        with self.lock:
+            return sorted(k for b, k in self.objects if k.startswith(prefix))
+
+
+if __name__ == "__main__":
+    with Store(page=3) as s:
+        print(s.port, flush=True)
+        sys.stdin.read()
