@@ -90,7 +90,9 @@ def rank_cases():
             out[f"rank_7b_tp4_{kind}_btp_b{b}"] = Case("layer", f"7b,{kind}", "parallel.strategy=BTP", *batch(b))
         out[f"rank_7b_tp4_btp_ungrouped_b{b}"] = Case("layer", "7b,cola", "parallel.grouped=OFF", *batch(b))
         out[f"rank_7b_tp4_btp_sync_b{b}"] = Case("layer", "7b,cola", "parallel.norm=SYNC", *batch(b))
-        out[f"rank_7b_tp4_btp_nondet_b{b}"] = Case("layer", "7b,cola", NONDET, *batch(b))
+        for name, (kind, fields, peer) in ways.items():
+            out[f"rank_7b_tp4_{name}_nondet_b{b}"] = Case("layer", f"7b,{kind}", *fields, NONDET, *batch(b),
+                                                          peer=("torch_rank.py", f"7b,{peer},{b}"))
     for way in ("btp", "vanilla"):
         for mode in ("LOW_RANK", "LAYER"):
             out[f"rank_7b_tp4_{way}_b4_{mode.lower()}"] = Case("layer", "7b,cola", *ways[way][1], *batch(4),
