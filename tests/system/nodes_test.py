@@ -183,6 +183,39 @@ def test_an_agent_that_stops_for_20_s(c):
     finish(c, job, "agent stopped for 20 s")
 
 
+@test
+def test_fewer_nodes_until_the_lost_one_is_back(c):
+    """Without a fifth: the batch stays, so a step that both layouts did differs by the order of fp32 sums alone."""
+    text = job_of(c, STEPS, name="fewer", every=100).replace("global_batch: 4", "global_batch: 12")
+    text = text.replace("nodes: 4 devices", 'nodes: 4 min_nodes: 2 exclude: "n5" devices')
+    job = c.submit(text)
+    event(c, job, "checkpoint")
+    lost = c.status(job)["nodes"][1]
+    c.wait_step(job, c.status(job)["step"] + 20)
+    since = time.time()
+    c.cut(lost)
+    down, _ = event(c, job, "node-lost", deadline=DOWN_S + 20)
+    fewer, _ = event(c, job, "running", attempt=2, deadline=RECOVERY_S + 20)
+    print(f"# three nodes of four: known after {down - since:.2f} s, six ranks step after {fewer - since:.2f} s",
+          flush=True)
+    assert down - since <= DOWN_S + SLACK_S and fewer - down <= RECOVERY_S, (down - since, fewer - down)
+    assert len(c.status(job)["nodes"]) == 3, c.status(job)
+    since = time.time()
+    c.mend(lost)
+    whole, _ = event(c, job, "running", attempt=3, deadline=60)
+    print(f"# three nodes of four: the fourth is back and steps after {whole - since:.2f} s", flush=True)
+    row, shown = c.status(job), c.json("show", job)
+    assert row["attempt"] == 3 and len(row["nodes"]) == 4 and shown["restarts_used"] == 0, (row, shown)
+    assert [a["dp"] for a in shown["attempts"]] == [4, 3, 4], shown["attempts"]
+    c.ok("cancel", "--now", "-y", job)
+    c.wait_state(job, "CANCELLED")
+    twice = [list(by.values()) for by in losses(c, job).values() if len(by) > 1]
+    assert twice and all(abs(x / by[0] - 1) < 1e-3 for by in twice for x in by), twice
+    print(f"# three nodes of four: {len(twice)} steps were done by both layouts, with one loss", flush=True)
+    wait_until(lambda: not [p for k in (1, 2, 3) for p in ranks_of(c, job, k)], 20, "no rank left")
+    c.wait_nodes(5, deadline=30)
+
+
 def test_nothing_is_left():
     c = shared.pop("c", None)
     if c:
