@@ -165,8 +165,8 @@ class Invariants:
 class Chaos(Cluster):
     """Two nodes with two slots each, and always a job of each kind, which both want a whole node's worth."""
 
-    def __init__(self, seed):
-        super().__init__(agents=2, boostd_set={"backoff_min_ms": 50, "backoff_max_ms": 200})
+    def __init__(self, seed, tls=False):
+        super().__init__(agents=2, tls=tls, boostd_set={"backoff_min_ms": 50, "backoff_max_ms": 200})
         print(f"# BOOST_CHAOS_SEED={seed}", flush=True)
         self.rng, self.done, self.jobs, self.live = random.Random(seed), [], 0, {}
         self.invariants = Invariants(self, self.cpu_slots)
