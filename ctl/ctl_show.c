@@ -86,8 +86,8 @@ static void show_attempts(const struct ctl *ctl, const Boost__ShowReply *r)
 /* SINCE is when the row came into its state: of a deleted one, when it was deleted. */
 static void checkpoint_table(const struct ctl *ctl, Boost__CheckpointInfo *const *list, size_t n, int indent)
 {
-    static const char *const headers[] = {"STEP", "ATT", "STATE", "SHARDS", "SIZE", "SINCE", "PATH", "NOTE"};
-    struct table *t = table_new(8, headers, "rrlrrlll");
+    static const char *const headers[] = {"STEP", "ATT", "STATE", "SHARDS", "SIZE", "SINCE", "MIRROR", "PATH", "NOTE"};
+    struct table *t = table_new(9, headers, "rrlrrllll");
     for (size_t i = 0; i < n; i++) {
         const Boost__CheckpointInfo *c = list[i];
         char size[FORMAT_TEXT], when[CLOCK_TEXT];
@@ -97,8 +97,10 @@ static void checkpoint_table(const struct ctl *ctl, Boost__CheckpointInfo *const
         table_cell(t, "%d/%d", c->shards, c->world);
         table_cell(t, "%s", format_bytes(c->bytes, size));
         table_cell(t, "%s", c->wall_ns ? clock_rfc3339(c->wall_ns, when) : "-");
+        table_cell(t, "%s", c->has_mirror ? enum_name(&boost__mirror_state__value__descriptor, (int)c->mirror) : "-");
         table_cell(t, "%s", c->path ? c->path : "");
-        table_cell(t, "%s", c->note ? c->note : "");
+        bool both = c->note && *c->note && c->mirror_note && *c->mirror_note;
+        table_cell(t, "%s%s%s", c->note ? c->note : "", both ? "; " : "", c->mirror_note ? c->mirror_note : "");
     }
     table_print(t, stdout, ctl->color, indent);
     table_free(t);

@@ -145,6 +145,10 @@ json_t *json_checkpoint(const Boost__CheckpointInfo *c)
         json_put(o, "time", json_time(c->wall_ns));
     if (c->note && *c->note)
         json_put(o, "note", json_text(c->note));
+    if (c->has_mirror)
+        json_put(o, "mirror", json_string(enum_name(&boost__mirror_state__value__descriptor, (int)c->mirror)));
+    if (c->mirror_note && *c->mirror_note)
+        json_put(o, "mirror_note", json_text(c->mirror_note));
     return o;
 }
 

@@ -47,7 +47,7 @@ static bool parse_dir(const char *dir, int64_t *step, int64_t *attempt)
     return at && !*at;
 }
 
-static int check_dir(const char *dir, int64_t step, int32_t attempt, struct error *err)
+int checkpoint_check_dir(const char *dir, int64_t step, int32_t attempt, struct error *err)
 {
     int64_t n, k;
     if (!dir || !parse_dir(dir, &n, &k))
@@ -92,6 +92,14 @@ static int open_shard(const char *path, int64_t bytes, int *fd, struct error *er
         return error_set(err, ERR_CORRUPT, "shard %s has %lld bytes, %lld were written", path, (long long)size,
                          (long long)bytes);
     return ERR_OK;
+}
+
+int checkpoint_open_shard(const char *dir, const char *file, int64_t bytes, int *fd, struct error *err)
+{
+    char path[PATH_MAX];
+    *fd = -1;
+    int rc = shard_path(path, dir, file, err);
+    return rc ? rc : open_shard(path, bytes, fd, err);
 }
 
 static int check_shard(const char *dir, const char *file, int64_t bytes, uint32_t sum, bool whole, struct error *err)
@@ -205,7 +213,7 @@ static int sync_parents(const char *dir, struct error *err)
 int checkpoint_write_manifest(const Boost__WriteManifest *o, int64_t job, struct error *err)
 {
     char path[PATH_MAX];
-    int rc = check_dir(o->dir, o->step, o->attempt, err);
+    int rc = checkpoint_check_dir(o->dir, o->step, o->attempt, err);
     if (!rc)
         rc = check_shard_set(o, err);
     if (!rc)
@@ -271,7 +279,7 @@ static int verify_listed(const char *dir, const json_t *shards, struct error *er
 int checkpoint_verify(const Boost__VerifyCheckpoint *o, struct error *err)
 {
     json_t *manifest = NULL;
-    int rc = check_dir(o->dir, o->step, o->attempt, err);
+    int rc = checkpoint_check_dir(o->dir, o->step, o->attempt, err);
     if (!rc)
         rc = load_manifest(o->dir, o->step, o->attempt, &manifest, err);
     for (size_t i = 0; i < o->n_shards && !rc; i++)

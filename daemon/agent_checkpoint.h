@@ -18,6 +18,10 @@ MUST_USE int checkpoint_spec(const char *dir, struct arena *a, Boost__JobSpec **
 /* The checkpoints below `parent` that have a manifest, newest first, into out->found, in `mem`; as many as fit a
  * frame. A damaged manifest is passed over, a missing `parent` has none. */
 MUST_USE int checkpoints_find(const char *parent, struct arena *mem, Boost__TaskReply *out, struct error *err);
+/* Whether dir is named as the directory of that checkpoint. */
+MUST_USE int checkpoint_check_dir(const char *dir, int64_t step, int32_t attempt, struct error *err);
+/* A file of a checkpoint, of exactly that size; the caller closes *fd, which is -1 after most errors. */
+MUST_USE int checkpoint_open_shard(const char *dir, const char *file, int64_t bytes, int *fd, struct error *err);
 /* Removes a directory whose name is step-<n>.a<k>: renamed to <name>.deleting first, so that a half-removed one
  * is never taken for a checkpoint. One that is gone is fine; ERR_REFUSED for any other name. */
 MUST_USE int checkpoint_delete(const char *dir, struct error *err);

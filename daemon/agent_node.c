@@ -359,6 +359,7 @@ static bool wait_for_helpers(struct agent *agent)
 static void close_all(struct agent *agent)
 {
     agent->closing = true;
+    atomic_store(&agent->ending, true);
     link_up_close(agent->link);
     agent->link = NULL;
     rendezvous_close(agent->rendezvous);

@@ -11,6 +11,7 @@
 #define BOOST_DAEMON_AGENT_NODE_H
 
 #include <limits.h>
+#include <stdatomic.h>
 #include <uv.h>
 
 #include "daemon/agent_attempts.h"
@@ -53,6 +54,7 @@ struct agent {
     struct arena register_arena;
     bool was_registered;
     bool closing;
+    atomic_bool ending; /* the same, for threads */
 };
 
 struct agent_setup {

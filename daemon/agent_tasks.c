@@ -7,8 +7,10 @@
 #include <unistd.h>
 
 #include "daemon/agent_checkpoint.h"
+#include "daemon/agent_mirror.h"
 #include "daemon/agent_node.h"
 #include "daemon/agent_preflight.h"
+#include "daemon/agent_remote.h"
 #include "daemon/agent_shared.h"
 #include "daemon/agent_stacks.h"
 #include "daemon/agent_user.h"
@@ -42,6 +44,7 @@ struct task {
     struct buffer data;
     size_t wanted;
     bool over; /* no process of the attempt was left when reading began */
+    int64_t moved; /* bytes to or from an object store */
     struct agent_stacks stacks;
     Boost__TaskReply found; /* its `found` only, in `mem` */
     struct arena mem;
@@ -94,6 +97,10 @@ static void reply(struct task *t)
     } else if (t->order->body_case == BOOST__TASK__BODY_FIND_CHECKPOINTS) {
         r.found = t->found.found;
         r.n_found = t->found.n_found;
+    } else if (t->order->body_case == BOOST__TASK__BODY_MIRROR_CHECKPOINT ||
+               t->order->body_case == BOOST__TASK__BODY_VERIFY) {
+        r.has_moved = true;
+        r.moved = t->moved;
     } else if (t->order->body_case == BOOST__TASK__BODY_READ_LOG) {
         r.has_data = r.has_next_offset = r.has_finished = true;
         r.data.data = t->data.data;
@@ -108,6 +115,24 @@ static void reply(struct task *t)
 
 /* ---- in a thread ---- */
 
+/* That there are keys: whether they are the right ones only the store can say, and that may take its time. */
+static int preflight_mirror(const struct task *t, uint32_t uid, uint32_t gid, struct error *err)
+{
+    const Boost__JobSpec *spec = t->order->preflight->spec;
+    const char *mirror = spec->checkpoint->mirror;
+    struct s3_credentials keys;
+    struct s3_url at;
+    if (!mirror || !*mirror)
+        return ERR_OK;
+    int rc = s3_url_parse(mirror, &at, err);
+    if (!rc)
+        rc = agent_s3_credentials(t->tasks->agent->config, uid, gid, &keys, err);
+    s3_credentials_wipe(&keys);
+    if (rc)
+        rc = err->code = ERR_INVALID;
+    return rc ? error_context(err, "checkpoint.mirror") : ERR_OK;
+}
+
 /* Of a node without GPUs nothing is asked about them: the job will not come here. */
 static int preflight(const struct task *t, uint32_t uid, uint32_t gid, struct error *err)
 {
@@ -116,8 +141,50 @@ static int preflight(const struct task *t, uint32_t uid, uint32_t gid, struct er
     int rc = agent_preflight(spec, uid, gid, &reason, err);
     if (!rc)
         rc = agent_preflight_init(spec, uid, gid, err);
+    if (!rc)
+        rc = preflight_mirror(t, uid, gid, err);
     bool cuda = spec && spec->resources && spec->resources->device == BOOST__DEVICE__VALUE__CUDA;
     return rc || !cuda || !t->gpus ? rc : agent_preflight_cuda(t->tasks->agent->worker_path, err);
+}
+
+/* Of an object store that the task works with; NULL: none. */
+static const char *mirror_of(const Boost__Task *order)
+{
+    const char *at = order->body_case == BOOST__TASK__BODY_MIRROR_CHECKPOINT ? order->mirror_checkpoint->mirror
+                     : order->body_case == BOOST__TASK__BODY_DELETE_CHECKPOINT ? order->delete_checkpoint->mirror
+                                                                               : NULL;
+    return at && *at ? at : NULL;
+}
+
+/* From its copy, when what is here is missing or damaged. The keys are looked for only then. */
+static int verify_or_fetch(struct task *t, uint32_t uid, uint32_t gid, struct error *err)
+{
+    const Boost__VerifyCheckpoint *o = t->order->verify;
+    struct agent *agent = t->tasks->agent;
+    struct as_user user;
+    struct s3 *s = NULL;
+    struct error here;
+    int rc = as_user_begin(&user, uid, gid, err);
+    if (rc)
+        return rc;
+    rc = checkpoint_verify(o, err);
+    as_user_end(&user);
+    if ((rc != ERR_NOT_FOUND && rc != ERR_CORRUPT) || !o->mirror || !*o->mirror)
+        return rc;
+    here = *err;
+    rc = agent_s3_open(agent->config, uid, gid, &agent->ending, &s, err);
+    if (!rc)
+        rc = as_user_begin(&user, uid, gid, err);
+    else if (rc == ERR_NOT_FOUND) /* keys: says nothing about the checkpoint */
+        rc = err->code = ERR_REFUSED;
+    if (!rc) {
+        rc = mirror_fetch(s, o, &t->moved, err);
+        if (!rc)
+            rc = checkpoint_verify(o, err);
+        as_user_end(&user);
+    }
+    s3_close(s);
+    return rc ? error_context(err, "%.300s", here.message) : ERR_OK;
 }
 
 static int run_file_task(struct task *t, struct error *err)
@@ -128,18 +195,34 @@ static int run_file_task(struct task *t, struct error *err)
     uint32_t gid = order->has_gid ? order->gid : (uint32_t)getegid();
     if (order->body_case == BOOST__TASK__BODY_PREFLIGHT)
         return preflight(t, uid, gid, err);
-    int rc = as_user_begin(&user, uid, gid, err);
-    if (rc)
+    if (order->body_case == BOOST__TASK__BODY_VERIFY)
+        return verify_or_fetch(t, uid, gid, err);
+    struct s3 *s = NULL;
+    int rc = ERR_OK;
+    if (mirror_of(order))
+        rc = agent_s3_open(t->tasks->agent->config, uid, gid, &t->tasks->agent->ending, &s, err);
+    if (rc == ERR_NOT_FOUND) /* the keys, not the files */
+        rc = err->code = ERR_REFUSED;
+    if (!rc)
+        rc = as_user_begin(&user, uid, gid, err);
+    if (rc) {
+        s3_close(s);
         return rc;
+    }
     switch (order->body_case) {
     case BOOST__TASK__BODY_WRITE_MANIFEST:
         rc = checkpoint_write_manifest(order->write_manifest, order->job, err);
         break;
-    case BOOST__TASK__BODY_VERIFY:
-        rc = checkpoint_verify(order->verify, err);
-        break;
     case BOOST__TASK__BODY_DELETE_CHECKPOINT:
         rc = checkpoint_delete(order->delete_checkpoint->dir, err);
+        if (!rc)
+            rc = mirror_forget(order->delete_checkpoint->dir, err);
+        if (!rc && s)
+            rc = mirror_delete(s, order->delete_checkpoint->dir, order->delete_checkpoint->mirror, err);
+        break;
+    case BOOST__TASK__BODY_MIRROR_CHECKPOINT:
+        rc = s ? mirror_copy(s, order->mirror_checkpoint, &t->moved, err)
+               : error_set(err, ERR_PROTOCOL, "an order to copy says not where to");
         break;
     case BOOST__TASK__BODY_PROVE_SHARED:
         rc = agent_prove_shared(order->prove_shared, err);
@@ -153,6 +236,7 @@ static int run_file_task(struct task *t, struct error *err)
         break;
     }
     as_user_end(&user);
+    s3_close(s);
     return rc;
 }
 

@@ -156,6 +156,9 @@ static void load_checkpoint(void *arg, const struct store_checkpoint *row)
     k->state = (Boost__CheckpointState__Value)row->state;
     text_set(&k->path, row->path);
     text_set(&k->note, row->note);
+    k->mirror = (Boost__MirrorState__Value)row->mirror;
+    text_set(&k->mirror_url, row->mirror_url ? row->mirror_url : "");
+    text_set(&k->mirror_note, row->mirror_note ? row->mirror_note : "");
     k->changed_ns = row->changed_ns;
     k->damaged = strncmp(row->note, "damaged: ", 9) == 0;
     k->aside = strncmp(row->note, "set aside: ", 11) == 0;

@@ -315,7 +315,10 @@ static void put_checkpoint_row(struct core *c, const struct job *job, const stru
                                                                .path = k->path ? k->path : "",
                                                                .world = k->world,
                                                                .changed_ns = k->changed_ns,
-                                                               .note = k->note ? k->note : ""});
+                                                               .note = k->note ? k->note : "",
+                                                               .mirror = (int)k->mirror,
+                                                               .mirror_url = k->mirror_url ? k->mirror_url : "",
+                                                               .mirror_note = k->mirror_note ? k->mirror_note : ""});
 }
 
 static int64_t drain_deadline(struct core *c, const struct node *n)

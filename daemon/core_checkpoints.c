@@ -65,7 +65,7 @@ static bool may_delete(const struct job *job, const struct checkpoint *k)
 
 static bool has_work(const struct checkpoint *k)
 {
-    return (k->state == CKPT(WRITING) && whole(k)) || k->state == CKPT(DELETING) ||
+    return mirror_wanted(k) || (k->state == CKPT(WRITING) && whole(k)) || k->state == CKPT(DELETING) ||
            (k->state == CKPT(ABANDONED) && k->path && k->path[0]);
 }
 
@@ -201,6 +201,7 @@ static void commit(struct core *c, struct job *job, struct checkpoint *k, const 
     int64_t highest = checkpoints_highest(job, job->n_attempts);
     k->state = CKPT(COMMITTED);
     text_set(&k->note, "");
+    mirror_want(job, k);
     job->checkpoint_ms = 0;
     for (int r = 0; r < k->world; r++) {
         bytes += k->shards[r].bytes;
@@ -234,7 +235,7 @@ static bool in_use(struct core *c, const struct job *job, const struct checkpoin
     const struct attempt *a = job_live_attempt(job);
     if (job->starting && job->starting->candidate == k)
         return true;
-    if (init_in_use(c, k))
+    if (init_in_use(c, k) || k->mirror_task)
         return true;
     return a && !a->committed && a->from_attempt == k->attempt && a->from_step == k->step;
 }
@@ -427,10 +428,11 @@ static void delete_done(struct core *c, struct task *t, int rc, const struct err
 {
     struct job *job;
     struct checkpoint *k = task_checkpoint(c, t, &job);
-    (void)reply;
     if (!k)
         return;
-    if (rc != ERR_OK && rc != ERR_NOT_FOUND && !(is_definite(rc) && ++k->tries >= CORE_TASK_TRIES)) {
+    /* Of a copy it also counts that its store cannot be reached: the agent has tried for a while. */
+    bool counts = is_definite(rc) || (reply && k->mirror && rc != ERR_CANCELLED);
+    if (rc != ERR_OK && rc != ERR_NOT_FOUND && !(counts && ++k->tries >= CORE_TASK_TRIES)) {
         try_again(c, k);
         return;
     }
@@ -485,6 +487,7 @@ static bool send_delete(struct core *c, struct job *job, struct checkpoint *k, s
     Boost__DeleteCheckpoint body = BOOST__DELETE_CHECKPOINT__INIT;
     Boost__Task task = BOOST__TASK__INIT;
     body.dir = k->path;
+    body.mirror = k->mirror ? k->mirror_url : NULL;
     task.body_case = BOOST__TASK__BODY_DELETE_CHECKPOINT;
     task.delete_checkpoint = &body;
     k->task = task_send(c, n, job, job->uid, job->gid, &task, CORE_DELETE_NS, delete_done, &t);
@@ -501,7 +504,7 @@ void checkpoints_work(struct core *c, struct job *job)
         return; /* rows first, those of the open change too */
     for (int i = 0; i < job->n_checkpoints; i++) {
         struct checkpoint *k = job->checkpoints[i];
-        if (!has_work(k) || k->task)
+        if (!has_work(k) || k->task || k->state == CKPT(COMMITTED))
             continue;
         if (k->retry_due > now_mono(c)) {
             due_at(c, k->retry_due);
@@ -515,6 +518,7 @@ void checkpoints_work(struct core *c, struct job *job)
         if (n && !(k->state == CKPT(WRITING) ? send_manifest(c, job, k, n) : send_delete(c, job, k, n)))
             try_again(c, k);
     }
+    mirror_work(c, job);
 }
 
 void checkpoints_run(struct core *c)

@@ -20,6 +20,7 @@
 #define CORE_PREFLIGHT_NS (2 * NS_PER_S)   /* then the submit is taken unchecked                  */
 #define CORE_SHARED_NS    (30 * NS_PER_S)  /* a look into a checkpoint directory                   */
 #define CORE_VERIFY_NS    (600 * NS_PER_S) /* a checkpoint read back whole                        */
+#define CORE_MIRROR_NS    (24 * 3600 * NS_PER_S) /* a copy made or fetched; its requests have limits of their own */
 #define CORE_MANIFEST_NS  (60 * NS_PER_S)
 #define CORE_DELETE_NS    (600 * NS_PER_S)
 #define CORE_LOG_EXTRA_NS (5 * NS_PER_S)  /* over the reader's own wait                          */
@@ -536,6 +537,12 @@ void checkpoint_damaged(struct core *c, struct job *job, struct checkpoint *k, c
 /* Fills a packed list of the shards into *out (arrays from `arena`). */
 MUST_USE int checkpoint_shard_records(const struct checkpoint *k, struct arena *arena, Boost__ShardRecord ***out);
 bool checkpoint_file_work(const struct job *job); /* whether it belongs to c->working */
+
+/* ---- core_mirror.c: copies in an object store ------------------------------------------- */
+
+bool mirror_wanted(const struct checkpoint *k); /* it is to be copied */
+void mirror_want(const struct job *job, struct checkpoint *k); /* it was committed */
+void mirror_work(struct core *c, struct job *job); /* sends the task that is due, one at a time, the newest first */
 
 /* ---- core_agents.c ---------------------------------------------------------------------- */
 

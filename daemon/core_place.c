@@ -223,14 +223,23 @@ static void init_damaged(struct core *c, struct job *job, const struct task *t, 
     attempt_say_end(c, job, job->n_attempts);
 }
 
+static void say_fetched(struct core *c, struct job *job, const struct task *t, const Boost__TaskReply *reply)
+{
+    const struct checkpoint *k = job->starting->candidate;
+    if (k && reply && reply->moved > 0)
+        add_event(c, job, job->n_attempts + 1, t->node->name, "controller", "checkpoint-restored",
+                  "checkpoint of step %" PRId64 " was fetched from its copy: %.1f MiB, verified", k->step,
+                  (double)reply->moved / (1 << 20));
+}
+
 static void verified(struct core *c, struct task *t, int rc, const struct error *err, const Boost__TaskReply *reply)
 {
     struct job *job = core_job(c, t->job);
-    (void)reply;
     if (!job || !job->starting || job->starting->task != t->id)
         return;
     job->starting->task = 0;
     if (rc == ERR_OK) {
+        say_fetched(c, job, t, reply);
         start_commit(c, job);
     } else if (is_damage(rc) && !job->starting->candidate) {
         init_damaged(c, job, t, err->message);
@@ -253,7 +262,7 @@ static uint64_t verify_candidate(struct core *c, struct job *job, struct core_st
     arena_init(&mem, 64 << 20);
     Boost__VerifyCheckpoint verify = BOOST__VERIFY_CHECKPOINT__INIT;
     Boost__Task body = BOOST__TASK__INIT;
-    bool known = true;
+    bool known = true, copied = s->candidate && s->candidate->mirror == BOOST__MIRROR_STATE__VALUE__MIRRORED;
     verify.has_step = verify.has_attempt = true;
     if (s->candidate) {
         verify.dir = s->candidate->path;
@@ -261,6 +270,8 @@ static uint64_t verify_candidate(struct core *c, struct job *job, struct core_st
         verify.attempt = s->candidate->attempt;
         known = checkpoint_shard_records(s->candidate, &mem, &verify.shards) == ERR_OK;
         verify.n_shards = known ? (size_t)s->candidate->world : 0;
+        if (copied)
+            verify.mirror = s->candidate->mirror_url;
     } else { /* its manifest says which shards it has */
         int attempt = 0;
         verify.dir = (char *)(uintptr_t)init_path(job->resolved);
@@ -270,7 +281,8 @@ static uint64_t verify_candidate(struct core *c, struct job *job, struct core_st
     body.body_case = BOOST__TASK__BODY_VERIFY;
     body.verify = &verify;
     if (known)
-        task = task_send(c, s->nodes[0], job, job->uid, job->gid, &body, CORE_VERIFY_NS, verified, NULL);
+        task = task_send(c, s->nodes[0], job, job->uid, job->gid, &body, copied ? CORE_MIRROR_NS : CORE_VERIFY_NS,
+                         verified, NULL);
     arena_free(&mem);
     return task;
 }

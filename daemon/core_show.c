@@ -132,6 +132,10 @@ static void waits_of_checkpoints(struct waits *w, const struct job *job)
                      arena_printf(w->mem, "%s of the checkpoint of step %" PRId64 " by %s",
                                   k->state == CKPT(WRITING) ? "manifest" : "deletion", k->step, t->node->name),
                      t->since, t->deadline);
+        t = task_find(w->c, k->mirror_task);
+        if (t)
+            wait_add(w, arena_printf(w->mem, "copy of the checkpoint of step %" PRId64 " by %s", k->step, t->node->name),
+                     t->since, t->deadline);
     }
 }
 
@@ -363,7 +367,10 @@ static Boost__CheckpointInfo *checkpoint_info(const struct checkpoint *k, struct
         x->bytes += k->shards[r].have ? k->shards[r].bytes : 0;
     x->wall_ns = k->changed_ns;
     x->note = arena_strdup(mem, k->note ? k->note : "");
-    return x->path && x->note ? x : NULL;
+    x->mirror_note = arena_strdup(mem, k->mirror_note ? k->mirror_note : "");
+    x->has_mirror = k->mirror != BOOST__MIRROR_STATE__VALUE__NONE;
+    x->mirror = k->mirror;
+    return x->path && x->note && x->mirror_note ? x : NULL;
 }
 
 /* The list of a job's checkpoints; false when out of memory. */

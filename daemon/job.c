@@ -81,6 +81,8 @@ static void checkpoint_free(struct checkpoint *k)
     free(k->shards);
     free(k->path);
     free(k->note);
+    free(k->mirror_url);
+    free(k->mirror_note);
     free(k);
 }
 

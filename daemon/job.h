@@ -173,6 +173,11 @@ struct checkpoint {
     uint64_t task; /* manifest or delete under way, 0 = none */
     int64_t retry_due;
     int tries;
+    Boost__MirrorState__Value mirror;
+    char *mirror_url, *mirror_note;
+    uint64_t mirror_task; /* a copy is being made, 0 = none */
+    int64_t mirror_due;
+    int mirror_tries;
     bool dirty;
     bool shards_dirty; /* the rows of its shards are to be written again */
 };

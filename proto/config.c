@@ -48,6 +48,8 @@ static const struct range agent_ranges[] = {
     {"health_timeout_ms", 100, 3600000},
     {"prolog_timeout_ms", 100, 86400000},
     {"epilog_timeout_ms", 100, 86400000},
+    {"s3_stall_ms", 100, 3600000},
+    {"s3_part_kib", 16, 4 << 20},
 };
 
 static int check_ranges(const ProtobufCMessage *m, const struct range *ranges, size_t n, struct error *err)
@@ -247,6 +249,21 @@ static int check_scripts(const Boost__AgentConfig *c, struct error *err)
     return ERR_OK;
 }
 
+/* The agent's own working directory is no place that anybody would look for it. */
+static int check_s3(const Boost__AgentConfig *c, struct error *err)
+{
+    const char *e = c->s3_endpoint, *file = c->s3_credentials;
+    if (*e && strncmp(e, "https://", 8) != 0 && strncmp(e, "http://", 7) != 0) {
+        error_set(err, ERR_INVALID, "configuration: s3_endpoint = \"%s\" is no address", e);
+        return error_hint(err, "write https://host or https://host:port");
+    }
+    if (*file && *file != '/' && strncmp(file, "~/", 2) != 0) {
+        error_set(err, ERR_INVALID, "configuration: s3_credentials = \"%s\" is no absolute path", file);
+        return error_hint(err, "begin it with / or with ~/ for the home of each job's user");
+    }
+    return ERR_OK;
+}
+
 int config_load_agent(const char *path, const char *fallback, const char *const *sets, size_t n, struct arena *a,
                       Boost__AgentConfig **out, struct error *err)
 {
@@ -269,6 +286,8 @@ int config_load_agent(const char *path, const char *fallback, const char *const 
         rc = check_env(c, err);
     if (!rc)
         rc = check_scripts(c, err);
+    if (!rc)
+        rc = check_s3(c, err);
     if (!rc && !*c->state_dir)
         rc = error_set(err, ERR_INVALID, "configuration: state_dir is empty");
     *out = c;

@@ -92,6 +92,9 @@ static const struct store_column checkpoint_columns[] = {
     INT(store_checkpoint, world),
     I64(store_checkpoint, changed_ns),
     TEXT(store_checkpoint, note),
+    INT(store_checkpoint, mirror),
+    TEXT(store_checkpoint, mirror_url),
+    TEXT(store_checkpoint, mirror_note),
 };
 static const struct store_column shard_columns[] = {
     I64(store_shard, job),

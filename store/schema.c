@@ -56,6 +56,10 @@ static const struct store_migration state_migrations[] = {
      "ALTER TABLE job ADD COLUMN array_job INTEGER NOT NULL DEFAULT 0;"
      "ALTER TABLE job ADD COLUMN array_index INTEGER NOT NULL DEFAULT 0;"
      "ALTER TABLE job ADD COLUMN array_limit INTEGER NOT NULL DEFAULT 0;"},
+    {5,
+     "ALTER TABLE checkpoint ADD COLUMN mirror INTEGER NOT NULL DEFAULT 0;"
+     "ALTER TABLE checkpoint ADD COLUMN mirror_url TEXT;"
+     "ALTER TABLE checkpoint ADD COLUMN mirror_note TEXT;"},
 };
 
 /* metric.row ascends in order of arrival without AUTOINCREMENT: thinning keeps the last row of what it

@@ -140,6 +140,9 @@ struct store_checkpoint {
     int world;
     int64_t changed_ns;
     const char *note;
+    int mirror; /* Boost__MirrorState__Value */
+    const char *mirror_url; /* where the copy is, or is to be */
+    const char *mirror_note;
 };
 struct store_shard {
     int64_t job;

@@ -96,7 +96,7 @@ int s3_credentials_file(const char *path, uid_t owner, struct s3_credentials *ou
     }
     close(fd);
     if (!rc) {
-        text[n] = '\0';
+        text[n > 0 ? n : 0] = '\0';
         rc = read_keys(path, text, strlen(text), out, err);
     }
     OPENSSL_cleanse(text, sizeof text);

@@ -1,4 +1,5 @@
-/* One HTTP request at a time, by libcurl. Blocking: never on an event loop. A client belongs to one thread at a time. */
+/* One HTTP request at a time, by libcurl. Blocking: never on an event loop. A client belongs to one thread at a
+ * time. */
 #ifndef BOOST_DAEMON_REMOTE_HTTP_H
 #define BOOST_DAEMON_REMOTE_HTTP_H
 

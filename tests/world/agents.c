@@ -337,6 +337,7 @@ static void on_task(struct world *w, struct fake_agent *a, const Boost__Task *t)
     case BOOST__TASK__BODY_VERIFY:
         a->verifies++;
         assert_true(t->verify->n_shards <= 8); /* 0: what its manifest lists */
+        snprintf(a->verify_mirror, sizeof a->verify_mirror, "%s", t->verify->mirror ? t->verify->mirror : "");
         if (a->verify_bad[0] && strstr(t->verify->dir, a->verify_bad))
             code = a->verify_code;
         break;
@@ -347,6 +348,13 @@ static void on_task(struct world *w, struct fake_agent *a, const Boost__Task *t)
     case BOOST__TASK__BODY_DELETE_CHECKPOINT:
         a->deletes++;
         snprintf(a->deleted, sizeof a->deleted, "%s", t->delete_checkpoint->dir);
+        snprintf(a->deleted_copy, sizeof a->deleted_copy, "%s",
+                 t->delete_checkpoint->mirror ? t->delete_checkpoint->mirror : "");
+        break;
+    case BOOST__TASK__BODY_MIRROR_CHECKPOINT:
+        a->mirrors++;
+        snprintf(a->mirrored, sizeof a->mirrored, "%s %s", t->mirror_checkpoint->dir, t->mirror_checkpoint->mirror);
+        code = a->mirror_code;
         break;
     case BOOST__TASK__BODY_READ_LOG:
         r.has_data = r.has_next_offset = r.has_finished = 1;

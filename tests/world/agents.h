@@ -51,6 +51,11 @@ struct fake_agent {
     int verify_code;    /* for the paths that contain verify_bad; */
     char verify_bad[64];
     int manifest_code;
+    int mirror_code;
+    int mirrors;            /* copies that were asked for; */
+    char mirrored[512];     /* the newest: directory and where to */
+    char deleted_copy[256]; /* with the newest deletion; "" = none */
+    char verify_mirror[256];
     int stacks_code;                /* of CollectStacks */
     int shared_code;                /* of ProveShared */
     Boost__FoundCheckpoint **found; /* of FindCheckpoints */

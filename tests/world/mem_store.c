@@ -116,6 +116,8 @@ static void put_checkpoint(void *txn, const struct store_checkpoint *row)
     *r = *row;
     r->path = text(t->store, row->path);
     r->note = text(t->store, row->note);
+    r->mirror_url = text(t->store, row->mirror_url);
+    r->mirror_note = text(t->store, row->mirror_note);
 }
 
 static void put_shard(void *txn, const struct store_shard *row)

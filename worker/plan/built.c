@@ -93,7 +93,7 @@ const struct built_rule built_rules[] = {
     {"checkpoint.every_seconds", BUILT_ANY, 0, NULL},
     {"checkpoint.keep", BUILT_ANY, 0, NULL},
     {"checkpoint.keep_every", BUILT_ANY, 0, NULL},
-    {"checkpoint.mirror", BUILT_EMPTY, 0, "copies of checkpoints in object storage"},
+    {"checkpoint.mirror", BUILT_ANY, 0, NULL},
     {"checkpoint.write_mib_s", BUILT_ANY, 0, NULL},
     {"checkpoint.init_from.path", BUILT_LOCAL, 0, "checkpoints in object storage"},
     {"checkpoint.init_from.weights_only", BUILT_ANY, 0, NULL},

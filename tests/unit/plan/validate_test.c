@@ -189,8 +189,8 @@ static void unbuilt_things_are_named(void **state)
     (void)state;
     CHANGE(ERR_UNSUPPORTED, "data.train[0].path = \"s3://b/x\"", "path of this machine",
            spec->data->train[0]->path = (char *)"s3://b/x");
-    CHANGE(ERR_UNSUPPORTED, "checkpoint.mirror", "leave checkpoint.mirror out",
-           spec->checkpoint->mirror = (char *)"s3://b/p");
+    CHANGE(ERR_UNSUPPORTED, "checkpoint.dir", "give checkpoint.dir as a path of this machine",
+           spec->checkpoint->dir = (char *)"s3://b/p");
 }
 
 /* Each unsupported field has its mend in the hint, and what does not fit is counted. */
@@ -204,10 +204,10 @@ static void every_mend_is_told(void **state)
     j.spec->parallel->auto_ = 1;
     j.spec->data->has_cache_max_mib = 1;
     j.spec->data->cache_max_mib = 9;
-    j.spec->checkpoint->mirror = "s3://bucket/prefix";
+    j.spec->checkpoint->dir = "s3://bucket/prefix";
     assert_int_equal(plan_validate(j.spec, &err), ERR_UNSUPPORTED);
-    assert_string_equal(err.hint,
-                        "set parallel.auto: false; set data.cache_max_mib: 0; leave checkpoint.mirror out");
+    assert_string_equal(err.hint, "set parallel.auto: false; set data.cache_max_mib: 0; "
+                                  "give checkpoint.dir as a path of this machine");
     /* "; and N more" stands for those whose mend is not among the ones that the hint shows. */
     enum { FILES = 4, FIELDS = 8 + FILES };
     Boost__TokenFile files[FILES], *list[FILES];
@@ -218,7 +218,7 @@ static void every_mend_is_told(void **state)
     }
     j.spec->data->train = list;
     j.spec->data->n_train = FILES;
-    j.spec->checkpoint->mirror = "s3://bucket/prefix";
+    j.spec->checkpoint->dir = "s3://bucket/prefix";
     j.spec->checkpoint->has_interval = 1;
     j.spec->checkpoint->interval = BOOST__INTERVAL__VALUE__AUTO;
     j.spec->checkpoint->every_steps = 0;

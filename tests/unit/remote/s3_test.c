@@ -1,5 +1,5 @@
-/* The S3 client against tests/e2e/s3server.py, which checks signatures: uploads in parts, those that were cut, failures that
- * pass and failures that do not. */
+/* The S3 client against tests/e2e/s3server.py, which checks signatures: uploads in parts, those that were cut, failures
+ * that pass and failures that do not. */
 #include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>

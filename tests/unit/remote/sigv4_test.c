@@ -35,7 +35,8 @@ static struct sigv4_request suite(const char *method, const struct sigv4_pair *h
                                   .secret_key = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"};
 }
 
-static const struct sigv4_pair suite_headers[] = {{"host", "example.amazonaws.com"}, {"x-amz-date", "20150830T123600Z"}};
+static const struct sigv4_pair suite_headers[] = {{"host", "example.amazonaws.com"},
+                                                  {"x-amz-date", "20150830T123600Z"}};
 
 static void test_suite_vanilla(void **state)
 {

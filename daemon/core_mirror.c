@@ -1,0 +1,129 @@
+/* Copies of committed checkpoints in an object store: which are to be made, by whom, and what became of them. An agent
+ * makes them, as the job's user; the copy of a checkpoint goes when the checkpoint goes. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/core_internal.h"
+
+#define MIRROR(s) BOOST__MIRROR_STATE__VALUE__##s
+enum { TRIES = 10, DEFINITE_TRIES = 3 };
+#define RETRY_MAX_NS (300 * NS_PER_S)
+
+bool mirror_wanted(const struct checkpoint *k)
+{
+    return k->state == CKPT(COMMITTED) && k->mirror == MIRROR(PENDING) && !k->damaged;
+}
+
+void mirror_want(const struct job *job, struct checkpoint *k)
+{
+    const Boost__Checkpoint *spec = job->resolved->checkpoint;
+    if (!spec || !spec->mirror || !*spec->mirror)
+        return;
+    text_set(&k->mirror_url, spec->mirror); /* a restart may change the job's */
+    k->mirror = k->mirror_url ? MIRROR(PENDING) : MIRROR(NONE);
+}
+
+/* Nothing is won by a few more tries. */
+static bool is_definite(int rc)
+{
+    return rc == ERR_CORRUPT || rc == ERR_NOT_FOUND || rc == ERR_INVALID || rc == ERR_REFUSED || rc == ERR_UNSUPPORTED;
+}
+
+static void wait_for(struct core *c, struct checkpoint *k)
+{
+    int64_t ns = CORE_RETRY_NS;
+    for (int i = 1; i < k->mirror_tries && ns < RETRY_MAX_NS; i++)
+        ns *= 2;
+    k->mirror_due = now_mono(c) + (ns < RETRY_MAX_NS ? ns : RETRY_MAX_NS);
+    due_at(c, k->mirror_due);
+}
+
+static void failed(struct core *c, struct job *job, struct checkpoint *k, const struct task *t, int rc,
+                   const struct error *err)
+{
+    char note[900];
+    k->mirror_tries++;
+    bool again = k->mirror_tries < (is_definite(rc) ? DEFINITE_TRIES : TRIES);
+    snprintf(note, sizeof note, "%s: %.500s%s%.300s%s", again ? "no copy yet" : "no copy", err->message,
+             *err->hint ? " (" : "", err->hint, *err->hint ? ")" : "");
+    text_set(&k->mirror_note, note);
+    if (again) {
+        mark_checkpoint(c, job, k);
+        wait_for(c, k);
+        return;
+    }
+    k->mirror = MIRROR(FAILED);
+    mark_checkpoint(c, job, k);
+    add_event(c, job, k->attempt, t->node->name, "controller", "checkpoint-not-mirrored",
+              "checkpoint of step %" PRId64 " has no copy in %s after %d tries: %s%s%s%s", k->step, k->mirror_url,
+              k->mirror_tries, err->message, *err->hint ? " (" : "", err->hint, *err->hint ? ")" : "");
+}
+
+static void mirrored(struct core *c, struct task *t, int rc, const struct error *err, const Boost__TaskReply *reply)
+{
+    struct job *job = core_job(c, t->job);
+    struct checkpoint *k = job ? job_checkpoint(job, t->step, t->attempt) : NULL;
+    if (!k || k->mirror_task != t->id)
+        return;
+    k->mirror_task = 0;
+    c->work = true;
+    if (rc == ERR_OK) {
+        k->mirror = MIRROR(MIRRORED);
+        text_set(&k->mirror_note, "");
+        mark_checkpoint(c, job, k);
+        add_event(c, job, k->attempt, t->node->name, "controller", "checkpoint-mirrored",
+                  "checkpoint of step %" PRId64 " copied to %s: %.1f MiB sent in %.1f s", k->step, k->mirror_url,
+                  (double)reply->moved / (1 << 20), (double)(now_mono(c) - t->since) / (double)NS_PER_S);
+    } else if (!reply || rc == ERR_BUSY || rc == ERR_CANCELLED) {
+        wait_for(c, k); /* the agent is gone, is going, or still at it */
+    } else {
+        failed(c, job, k, t, rc, err);
+    }
+    checkpoints_retain(c, job);
+}
+
+static bool send_mirror(struct core *c, struct job *job, struct checkpoint *k, struct node *n)
+{
+    struct arena mem;
+    struct task *t = NULL;
+    Boost__MirrorCheckpoint body = BOOST__MIRROR_CHECKPOINT__INIT;
+    Boost__Task task = BOOST__TASK__INIT;
+    arena_init(&mem, 64 << 20);
+    body.dir = k->path;
+    body.has_step = body.has_attempt = true;
+    body.step = k->step;
+    body.attempt = k->attempt;
+    body.mirror = k->mirror_url;
+    body.n_shards = (size_t)k->world;
+    task.body_case = BOOST__TASK__BODY_MIRROR_CHECKPOINT;
+    task.mirror_checkpoint = &body;
+    if (checkpoint_shard_records(k, &mem, &body.shards) == ERR_OK)
+        k->mirror_task = task_send(c, n, job, job->uid, job->gid, &task, CORE_MIRROR_NS, mirrored, &t);
+    if (k->mirror_task) {
+        t->step = k->step;
+        t->attempt = k->attempt;
+    }
+    arena_free(&mem);
+    return k->mirror_task != 0;
+}
+
+void mirror_work(struct core *c, struct job *job)
+{
+    for (int i = 0; i < job->n_checkpoints; i++)
+        if (job->checkpoints[i]->mirror_task)
+            return;
+    for (int i = job->n_checkpoints - 1; i >= 0; i--) {
+        struct checkpoint *k = job->checkpoints[i];
+        if (!mirror_wanted(k))
+            continue;
+        if (k->mirror_due > now_mono(c)) {
+            due_at(c, k->mirror_due);
+            continue;
+        }
+        struct node *n = task_node(c, job, job->uid, SCHED_CPU);
+        if (n && !send_mirror(c, job, k, n))
+            wait_for(c, k);
+        return;
+    }
+}
