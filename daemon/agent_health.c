@@ -301,11 +301,11 @@ void health_run(struct agent *agent, int64_t now)
     tell(agent);
 }
 
-void health_ask(struct agent *agent)
+void health_ask(struct agent *agent, bool mended)
 {
     struct agent_health *h = agent->health;
     h->asked = true;
-    if (h->scripts.n) {
+    if (mended && h->scripts.n) {
         h->scripts.n = 0;
         save_scripts(h);
     }

@@ -22,8 +22,8 @@ void health_run(struct agent *agent, int64_t now);
 /* What the controller is to be told, in `arena`; NULL: out of memory. health_told(): it has been. */
 Boost__HealthReport *health_report(struct agent *agent, struct arena *arena);
 void health_told(struct agent_health *h);
-/* The controller wants a check now, and an answer. What prolog and epilog had shown is taken as mended. */
-void health_ask(struct agent *agent);
+/* The controller wants a check now, and an answer. mended: what prolog and epilog had shown counts no more. */
+void health_ask(struct agent *agent, bool mended);
 /* What the checks before an attempt have found: told at once, and it counts until the next check. */
 void health_found(struct agent *agent, const struct findings *found);
 /* A prolog or an epilog has failed: that counts until the controller asks for a check, for later agents too. */

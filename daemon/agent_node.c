@@ -187,7 +187,7 @@ static void on_message(void *arg, const Boost__ControllerMessage *m)
         agent_tasks_take(agent, m->task);
         break;
     case BOOST__CONTROLLER_MESSAGE__BODY_CHECK_HEALTH:
-        health_ask(agent);
+        health_ask(agent, m->check_health->mended);
         break;
     case BOOST__CONTROLLER_MESSAGE__BODY_FORGET:
         attempts_forget(agent, m->forget->job, m->forget->attempt);

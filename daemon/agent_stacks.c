@@ -66,7 +66,9 @@ static uint32_t put_request(const char *run_dir, int rank)
     int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0)
         return 0;
-    bool ok = lseek(fd, 0, SEEK_END) >= RANK_FILE_BYTES && pread(fd, &number, sizeof number, at) == sizeof number;
+    /* Its owner may have put a second name of somebody else's file there. */
+    struct stat st;
+    bool ok = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_nlink == 1 && st.st_size >= RANK_FILE_BYTES && pread(fd, &number, sizeof number, at) == sizeof number;
     number = number + 1 ? number + 1 : 1;
     ok = ok && pwrite(fd, &number, sizeof number, at) == sizeof number;
     close(fd);

@@ -8,14 +8,17 @@
 #include "daemon/core_internal.h"
 #include "proto/validate.h"
 
+enum { SLOTS_MAX = 1 << 20, MEMORY_MAX_MIB = 1 << 30 }; /* sums over all nodes and products of them fit */
+
 /* ---- registering ------------------------------------------------------------------------ */
 
 static int check_register(struct core *c, const Boost__Register *m, struct error *err)
 {
     if (!m->node || !validate_name(m->node))
         return error_set(err, ERR_PROTOCOL, "an agent registers without a valid node name");
-    if (!m->boot_id || !*m->boot_id || !m->instance || !*m->instance || m->cpu_slots < 1)
-        return error_set(err, ERR_PROTOCOL, "agent of node %s registers without boot id, instance or devices", m->node);
+    if (!m->boot_id || !*m->boot_id || !m->instance || !*m->instance || m->cpu_slots < 1 || m->cpu_slots > SLOTS_MAX ||
+        m->memory_mib < 0 || m->memory_mib > MEMORY_MAX_MIB)
+        return error_set(err, ERR_PROTOCOL, "agent of node %s registers without boot id, instance, devices or memory", m->node);
     const struct node *n = node_find(c, m->node);
     if (n && n->connected && n->liveness == LIVENESS(UP) && n->instance && strcmp(n->instance, m->instance) != 0) {
         error_set(err, ERR_REFUSED, "another agent of node %s is connected", m->node);
@@ -226,7 +229,7 @@ int core_agent_register(struct core *c, const Boost__Register *msg, struct error
     node_health(c, n, msg->health);
     send_registered(c, n, msg);
     if (was == LIVENESS(DOWN))
-        (void)node_recheck(c, n);
+        (void)node_recheck(c, n, false);
     reconcile(c, n, msg);
     c->schedule = true;
     c->work = true;

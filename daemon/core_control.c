@@ -109,6 +109,14 @@ int core_find_job(struct core *c, const char *ref, struct job **out, struct erro
 
 /* ---- control ------------------------------------------------------------------------------ */
 
+int job_may_change(const struct core *c, const struct job *job, const struct core_user *user, struct error *err)
+{
+    if (user->admin || user->uid == 0 || user->uid == c->ops.uid || user->uid == job->uid)
+        return ERR_OK;
+    error_set(err, ERR_REFUSED, "job %" PRId64 " belongs to %s (uid %u)", job->id, job->user, job->uid);
+    return error_hint(err, "only its owner, root, an admin and the user of boostd may do that");
+}
+
 typedef void (*control_reply_fn)(void *arg, int rc, const struct error *err, const char *text);
 
 struct control {
@@ -291,11 +299,9 @@ void core_control(struct core *c, Boost__ControlRequest__Verb verb, int64_t id, 
         rc = error_set(&err, ERR_NOT_FOUND, "no job %" PRId64, id);
         goto out;
     }
-    if (!user->admin && user->uid != 0 && user->uid != c->ops.uid && user->uid != job->uid) {
-        rc = error_set(&err, ERR_REFUSED, "job %" PRId64 " belongs to %s (uid %u)", id, job->user, job->uid);
-        error_hint(&err, "only its owner, root, an admin and the user of boostd may do that");
+    rc = job_may_change(c, job, user, &err);
+    if (rc)
         goto out;
-    }
     switch (verb) {
     case BOOST__CONTROL_REQUEST__VERB__CANCEL:
         rc = cancel(c, job, now, actor, x, &err);

@@ -8,6 +8,8 @@
 
 #include "daemon/core_internal.h"
 
+enum { REASON_MAX = 1000 };
+
 static void set_admin(struct core *c, struct node *n, Boost__NodeAdmin__Value to, const char *reason, const char *by)
 {
     n->admin = to;
@@ -181,7 +183,7 @@ static int resume(struct core *c, struct node *n, const char *actor, struct node
             return error_hint(err, "end its processes on the node, or restart the node: it then comes back by itself");
         }
     if (n->admin_by && strcmp(n->admin_by, "health") == 0) {
-        bool asked = node_check_health(c, n);
+        bool asked = node_check_health(c, n, true);
         snprintf(x->text, sizeof x->text, "%s",
                  asked ? "is checked now, and takes work again when that passes"
                        : "is checked when it is heard of; takes work when that passes");
@@ -192,7 +194,7 @@ static int resume(struct core *c, struct node *n, const char *actor, struct node
     set_admin(c, n, ADMIN(NONE), "", "");
     add_event(c, NULL, 0, n->name, actor, "node-resumed", "%s takes work again (was out of use: %s)", n->name, was);
     /* What it was taken out for may have changed it: work waits for a new check, where its agent makes any. */
-    bool checks = node_recheck(c, n);
+    bool checks = node_recheck(c, n, true);
     if (!checks)
         node_health_settle(c, n);
     snprintf(x->text, sizeof x->text, "takes work again%s",
@@ -207,7 +209,7 @@ static int check(struct core *c, Boost__NodeControlRequest__Verb verb, const cha
 {
     if (!user->admin && user->uid != 0 && user->uid != c->ops.uid) {
         error_set(err, ERR_REFUSED, "uid %u may not take nodes out of use or back", user->uid);
-        return error_hint(err, "only root and the user of boostd may do that");
+        return error_hint(err, "only root, an admin and the user of boostd may do that");
     }
     if (!node_find(c, name)) {
         error_set(err, ERR_NOT_FOUND, "no node is named \"%.64s\"", name);
@@ -216,6 +218,10 @@ static int check(struct core *c, Boost__NodeControlRequest__Verb verb, const cha
     if (verb != BOOST__NODE_CONTROL_REQUEST__VERB__RESUME && (!reason || !*reason)) {
         error_set(err, ERR_INVALID, "no reason is given for node %s", name);
         return error_hint(err, "say why with --reason: it is what others see in node ls");
+    }
+    if (reason && strlen(reason) > REASON_MAX) {
+        error_set(err, ERR_INVALID, "the reason has %zu bytes, the limit is %d", strlen(reason), REASON_MAX);
+        return error_hint(err, "it stands in every list of nodes: keep it short");
     }
     if (isnan(deadline_s) || deadline_s > 1e9) {
         error_set(err, ERR_INVALID, "the deadline is not 0 to 1e9 seconds");

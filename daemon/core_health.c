@@ -125,18 +125,20 @@ void node_health(struct core *c, struct node *n, const Boost__HealthReport *repo
     node_health_settle(c, n);
 }
 
-bool node_check_health(struct core *c, struct node *n)
+bool node_check_health(struct core *c, struct node *n, bool mended)
 {
     Boost__CheckHealth body = BOOST__CHECK_HEALTH__INIT;
     Boost__ControllerMessage m = BOOST__CONTROLLER_MESSAGE__INIT;
+    body.has_mended = true;
+    body.mended = mended;
     m.body_case = BOOST__CONTROLLER_MESSAGE__BODY_CHECK_HEALTH;
     m.check_health = &body;
     return send_to(c, n, &m);
 }
 
-bool node_recheck(struct core *c, struct node *n)
+bool node_recheck(struct core *c, struct node *n, bool mended)
 {
-    if (!n->health || n->health->pending || !node_check_health(c, n))
+    if (!n->health || n->health->pending || !node_check_health(c, n, mended))
         return false;
     n->health->has_pending = n->health->pending = true;
     node_health_settle(c, n);

@@ -1,6 +1,7 @@
 /* Where a job starts from when it has no checkpoint of its own: another job's, which is found
  * and compared when the job is submitted, kept while the job needs it, and verified before an
  * attempt starts from it. */
+#include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +26,7 @@ bool init_parse(const char *path, int64_t *step, int *attempt)
 {
     const char *name = strrchr(path, '/');
     char *end;
-    if (!name || strncmp(name, "/step-", 6) != 0)
+    if (!name || strncmp(name, "/step-", 6) != 0 || !isdigit((unsigned char)name[6]))
         return false;
     *step = strtoll(name + 6, &end, 10);
     if (end == name + 6 || strncmp(end, ".a", 2) != 0)

@@ -352,11 +352,18 @@ const char *node_switch(const struct node *n);                 /* "" = not told 
 void node_health(struct core *c, struct node *n, const Boost__HealthReport *report);
 /* For when a cordon or drain by others has ended: whether health still forbids work. */
 void node_health_settle(struct core *c, struct node *n);
-/* Has the node checked now; a report follows. False: it cannot be reached. */
-bool node_check_health(struct core *c, struct node *n);
+/* Has the node checked now; a report follows. mended: an operator's word, which alone ends what prolog and epilog have
+ * shown. False: it cannot be reached. */
+bool node_check_health(struct core *c, struct node *n, bool mended);
 /* The same for a node that comes back: it gets no work before the report. False: its agent checks nothing, or a check
  * is on its way already. */
-bool node_recheck(struct core *c, struct node *n);
+bool node_recheck(struct core *c, struct node *n, bool mended);
+
+/* ---- core_control.c ---------------------------------------------------------------- */
+
+/* ERR_REFUSED unless it is the user's own job, or all jobs are the user's to change. */
+MUST_USE int job_may_change(const struct core *c, const struct job *job, const struct core_user *user,
+                            struct error *err);
 
 /* ---- core_drain.c ------------------------------------------------------------------ */
 

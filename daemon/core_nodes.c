@@ -264,7 +264,7 @@ void node_seen(struct core *c, struct node *n)
         if (!live && !h->reserved && !h->spare)
             holding_kill(c, n, h);
     }
-    (void)node_recheck(c, n);
+    (void)node_recheck(c, n, false);
 }
 
 bool send_to(struct core *c, struct node *n, const Boost__ControllerMessage *m)

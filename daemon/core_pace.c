@@ -74,7 +74,8 @@ void pace_add(struct core *c, struct job *job, struct attempt *a, int rank, cons
     if (isnan(ms) || a->failing || a->end_ns || record->step <= a->from_step + FIRST_STEPS)
         return;
     if (!a->stragglers) {
-        const Boost__Parallel *p = job->resolved->parallel;
+        const Boost__JobSpec *spec = core_attempt_spec(job, a); /* on fewer nodes a stage has fewer ranks */
+        const Boost__Parallel *p = spec ? spec->parallel : NULL;
         a->stragglers = stragglers_new(a->world, p ? p->tp * p->dp : a->world);
     }
     if (!a->stragglers)

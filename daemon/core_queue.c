@@ -434,7 +434,8 @@ static struct sched_request request_of_job(struct core *c, const struct picture 
     if (!c->backfill)
         r.runs_ns = SCHED_ENDLESS;
     for (int i = 0; job->picture == c->pictures && i < p->n_avoided; i++)
-        if (p->avoided[i].job == job->id)
+        /* They come by node, and once each: scratch has room for no more, whatever an agent lists. */
+        if (p->avoided[i].job == job->id && (!r.n_avoid || p->scratch[r.n_avoid - 1] != p->avoided[i].node))
             p->scratch[r.n_avoid++] = p->avoided[i].node;
     r.avoid = p->scratch;
     return r;

@@ -254,10 +254,8 @@ void core_restart(struct core *c, int64_t id, const Boost__JobSpec *spec, int64_
     struct job *job = core_job(c, id);
     struct restart *x = calloc(1, sizeof *x);
     int rc = job ? ERR_OK : error_set(&err, ERR_NOT_FOUND, "no job %" PRId64, id);
-    if (!rc && user->uid != 0 && user->uid != c->ops.uid && user->uid != job->uid) {
-        rc = error_set(&err, ERR_REFUSED, "job %" PRId64 " belongs to %s (uid %u)", id, job->user, job->uid);
-        error_hint(&err, "only its owner, root and the user of boostd may do that");
-    }
+    if (!rc)
+        rc = job_may_change(c, job, user, &err);
     if (!x) {
         error_set(&err, ERR_NOMEM, "out of memory");
         reply(arg, ERR_NOMEM, &err, id, false, "");

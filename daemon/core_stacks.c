@@ -190,10 +190,9 @@ static int check(const struct core *c, const struct job *job, const Boost__Stack
                  const struct core_user *user, const struct attempt **out, struct error *err)
 {
     const struct attempt *a = *out = job_live_attempt(job);
-    if (user->uid != 0 && user->uid != c->ops.uid && user->uid != job->uid) {
-        error_set(err, ERR_REFUSED, "job %" PRId64 " belongs to %s (uid %u)", job->id, job->user, job->uid);
-        return error_hint(err, "only its owner, root and the user of boostd may interrupt its ranks");
-    }
+    int rc = job_may_change(c, job, user, err);
+    if (rc)
+        return rc;
     if (r->has_attempt && (r->attempt < 1 || r->attempt > job->n_attempts))
         return error_set(err, ERR_NOT_FOUND, "job %" PRId64 " has no attempt %d (the newest is %d)", job->id,
                          r->attempt, job->n_attempts);

@@ -57,10 +57,9 @@ static void set_time_limit(struct core *c, struct job *job, int64_t limit_s)
 static int check(const struct core *c, const struct job *job, const Boost__UpdateRequest *what,
                  const struct core_user *user, struct error *err)
 {
-    if (!user->admin && user->uid != 0 && user->uid != c->ops.uid && user->uid != job->uid) {
-        error_set(err, ERR_REFUSED, "job %" PRId64 " belongs to %s (uid %u)", job->id, job->user, job->uid);
-        return error_hint(err, "only its owner, root and the user of boostd may do that");
-    }
+    int rc = job_may_change(c, job, user, err);
+    if (rc)
+        return rc;
     if (job_state_terminal(job->state))
         return error_set(err, ERR_REFUSED, "job %" PRId64 " is %s: it has ended", job->id, job_state_name(job->state));
     if (what->has_priority && (what->priority < 0 || what->priority >= PRIORITIES)) {

@@ -255,6 +255,8 @@ static bool changes(const Boost__Request *r)
     case BOOST__REQUEST__BODY_CHECKPOINTS:
     case BOOST__REQUEST__BODY_NODES:
     case BOOST__REQUEST__BODY_WATCH:
+    case BOOST__REQUEST__BODY_USAGE:
+    case BOOST__REQUEST__BODY_STACKS:
     case BOOST__REQUEST__BODY_PING:
         return false;
     default:

@@ -170,6 +170,8 @@ static int copy_file(const struct store *s, const char *name, const char *dir, b
     rc = copy_to(s, name, dir, temporary, mark, err);
     if (!rc)
         rc = sync_file(from, err);
+    if (!rc) /* again: making the copy took its time, and the one before may have been adopted meanwhile */
+        rc = check_target(s, dir, err);
     if (!rc && rename(from, to) < 0)
         rc = error_errno(err, errno, "rename to %s", to);
     if (rc)

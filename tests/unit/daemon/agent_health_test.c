@@ -41,9 +41,11 @@ static void expect_passed(struct fixture *f)
     boost__agent_message__free_unpacked(m, NULL);
 }
 
-static void ask(struct fixture *f)
+static void ask(struct fixture *f, bool mended)
 {
     Boost__CheckHealth order = BOOST__CHECK_HEALTH__INIT;
+    order.has_mended = true;
+    order.mended = mended;
     tell(f, BOOST__CONTROLLER_MESSAGE__BODY_CHECK_HEALTH, &order);
 }
 
@@ -83,7 +85,7 @@ static void test_a_script_fails_and_passes_again(void **state)
     unlink(flag);
     expect_passed(f);
     assert_null(await(f, BOOST__AGENT_MESSAGE__BODY_HEALTH, 500)); /* nothing new */
-    ask(f);
+    ask(f, false);
     expect_passed(f);
     kill_agent(f, SIGTERM);
 }
@@ -216,14 +218,16 @@ static void test_a_prolog_fails(void **state)
     order_start(f, "exit7", 1, 1);
     expect_failed(f, "prolog", "s: scratch cannot be mounted");
     expect_refused(f, BOOST__EXIT_CLASS__VALUE__INFRA, BOOST__REASON__VALUE__NONE, "prolog: ");
-    /* A check that passes does not mend it; whoever asks for one says that it is. */
+    /* No check mends it, whoever asks for one; an operator says that it is. */
     assert_null(await(f, BOOST__AGENT_MESSAGE__BODY_HEALTH, 400));
     kill_agent(f, SIGKILL);
     start_agent(f);
     accept_agent(f, NULL);
     assert_int_equal(f->registered->health->n_failed, 1);
     assert_string_equal(f->registered->health->failed[0]->check, "prolog");
-    ask(f);
+    ask(f, false);
+    expect_failed(f, "prolog", "s: scratch cannot be mounted");
+    ask(f, true);
     expect_passed(f);
     kill_agent(f, SIGKILL);
     start_agent(f);

@@ -132,6 +132,10 @@ static void who_and_what_is_refused(void **state)
     assert_int_equal(node_control(w, CORDON, "gpu09", "x", -1), ERR_NOT_FOUND);
     assert_int_equal(node_control(w, CORDON, "gpu01", "", -1), ERR_INVALID);
     assert_int_equal(node_control(w, DRAIN, "gpu01", "x", 1e12), ERR_INVALID);
+    char novel[1002];
+    memset(novel, 'x', sizeof novel - 1);
+    novel[sizeof novel - 1] = '\0';
+    assert_int_equal(node_control(w, CORDON, "gpu01", novel, -1), ERR_INVALID);
     assert_admin(w, "gpu01", BOOST__NODE_ADMIN__VALUE__NONE, "");
     assert_int_equal(node_control(w, DRAIN, "gpu01", "x", 0), ERR_OK);
     assert_says(w->reply_text, "is drained: nothing ran there");

@@ -723,6 +723,38 @@ static void a_thousand_histories(void **state)
     }
 }
 
+/* An agent that lists one job's attempts by the hundred: none of them is where the next one may go, and that is all. */
+static void attempts_beyond_reason_are_fenced(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    int64_t id = submit(w);
+    for (int i = 0; i < 200; i++)
+        a->attempts[a->n_attempts++] =
+            (struct fake_attempt){.job = id, .attempt = 1000 + i, .world = 2, .ranks = {0, 1}, .n_ranks = 2, .alive = true};
+    a->obeys_kill = false;
+    join_world(w, a);
+    pump(w);
+    assert_state(w, id, QUEUED);
+    a->obeys_kill = true;
+    struct fake_agent *b = agent_add(w, "n2", 2);
+    join_world(w, b);
+    pump(w);
+    assert_state(w, id, STARTING);
+    world_free(w);
+}
+
+static void a_register_beyond_reason_is_refused(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", INT32_MAX);
+    struct error err;
+    assert_int_equal(try_register(w, a, &err), ERR_PROTOCOL);
+    world_free(w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -740,6 +772,8 @@ int main(void)
         cmocka_unit_test(a_damaged_placement_fails_the_attempt),
         cmocka_unit_test(work_on_files_is_derived_again),
         cmocka_unit_test(a_full_disk_stops_submits_and_nothing_else),
+        cmocka_unit_test(attempts_beyond_reason_are_fenced),
+        cmocka_unit_test(a_register_beyond_reason_is_refused),
         cmocka_unit_test(a_thousand_histories),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

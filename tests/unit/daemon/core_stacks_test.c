@@ -70,6 +70,7 @@ static void who_may_ask_for_what(void **state)
     struct world *w = world_new();
     struct fake_agent *a = agent_add(w, "n1", 2);
     const struct core_user stranger = {.uid = 77, .gid = 77, .name = "bob"}, root = {.uid = 0, .name = "root"};
+    const struct core_user admin = {.uid = 78, .gid = 78, .name = "eve", .admin = true};
     Boost__StacksRequest r = BOOST__STACKS_REQUEST__INIT;
     int64_t id = submit(w);
     ask(w, id, &r, &owner);
@@ -84,6 +85,8 @@ static void who_may_ask_for_what(void **state)
     assert_int_equal(seen.rc, ERR_REFUSED);
     assert_says(seen.text, "belongs to");
     ask(w, id, &r, &root);
+    assert_int_equal(seen.rc, ERR_OK);
+    ask(w, id, &r, &admin);
     assert_int_equal(seen.rc, ERR_OK);
     int32_t beyond = 2;
     r.n_ranks = 1;
