@@ -45,6 +45,7 @@ void node_drain(struct core *c, struct node *n, const char *reason)
     if (theirs || n->admin == ADMIN(DRAINING))
         return;
     set_admin(c, n, ADMIN(DRAINING), reason, "controller");
+    node_cancel_starts(c, n);
     add_event(c, NULL, 0, n->name, "controller", "node-drained", "%s takes no new work: %s", n->name, reason);
 }
 
@@ -59,8 +60,7 @@ static bool has_part_on(const struct job *job, const char *node)
     return false;
 }
 
-/* Devices that are reserved or spare, and not begun with, are given back. */
-static void cancel_starts(struct core *c, struct node *n)
+void node_cancel_starts(struct core *c, struct node *n)
 {
     for (struct job *job = c->busy.head, *next; job; job = next) {
         next = job->busy.next;
@@ -68,6 +68,12 @@ static void cancel_starts(struct core *c, struct node *n)
             if (job->starting->nodes[i] == n)
                 start_cancel(c, job);
     }
+}
+
+/* Devices that are reserved or spare, and not begun with, are given back. */
+static void give_back(struct core *c, struct node *n)
+{
+    node_cancel_starts(c, n);
     spares_lost(c, n, "it is taken out of use");
 }
 
@@ -142,7 +148,7 @@ static int jobs_on(struct core *c, const struct node *n)
 static void cordon(struct core *c, struct node *n, const char *reason, const char *actor, struct node_control *x)
 {
     set_admin(c, n, ADMIN(CORDONED), reason, actor);
-    cancel_starts(c, n);
+    give_back(c, n);
     add_event(c, NULL, 0, n->name, actor, "node-cordoned", "%s takes no new work: %s", n->name, reason);
     int jobs = jobs_on(c, n);
     snprintf(x->text, sizeof x->text, "takes no new work; %d job%s there go%s on", jobs, jobs == 1 ? "" : "s",
@@ -154,7 +160,7 @@ static void drain(struct core *c, struct node *n, const char *reason, double dea
 {
     char when[96] = "its jobs end by themselves";
     set_admin(c, n, ADMIN(DRAINING), reason, actor);
-    cancel_starts(c, n);
+    give_back(c, n);
     if (deadline_s >= 0) {
         n->drain_due = now_mono(c) + (int64_t)(deadline_s * (double)NS_PER_S);
         n->drain_due += n->drain_due == 0; /* 0 is none */

@@ -77,6 +77,7 @@ static void cordon(struct core *c, struct node *n, const char *reason, bool tell
     if (!was)
         n->admin_ns = now_wall(c);
     mark_node(c, n);
+    node_cancel_starts(c, n);
     if (news && tell)
         add_event(c, NULL, 0, n->name, HEALTH, "node-cordoned", "%s takes no new work: %s", n->name, reason);
 }

@@ -368,6 +368,8 @@ MUST_USE int job_may_change(const struct core *c, const struct job *job, const s
 /* ---- core_drain.c ------------------------------------------------------------------ */
 
 void node_drain(struct core *c, struct node *n, const char *reason); /* the controller's own */
+/* Gives back what is reserved there and not begun with: it takes no new work now. */
+void node_cancel_starts(struct core *c, struct node *n);
 /* Ends the controller's own drain, once nothing overdue is left: what it was for is confirmed after all. */
 void node_undrain(struct core *c, struct node *n);
 void node_emptied(struct core *c, struct node *n);    /* DRAINED, when it is DRAINING and nothing is left there */

@@ -52,6 +52,8 @@ MUTANTS = [
     # A node out of use gets nothing new.
     ("closed-is-open", "daemon/core_queue.c", ".open = node->admin == ADMIN(NONE),", ".open = true,",
      "a node out of use gets nothing new"),
+    ("sick-is-open", "daemon/core_health.c", "if (failing(n->health)) {", "if (false && failing(n->health)) {",
+     "a node out of use gets nothing new"),
     ("operators-cordon-lost", "daemon/core_drain.c", "if (theirs || n->admin == ADMIN(DRAINING))", "if (n->admin == ADMIN(DRAINING))",
      "a node out of use gets nothing new"),
     # Limits hold.

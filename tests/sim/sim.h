@@ -124,6 +124,7 @@ struct sim_node {
     int64_t memory_mib; /* 0: not told, so that slots alone are counted */
     int gpus;
     bool gpu_broken[MAX_SLOTS];
+    bool checks, sick; /* its agent checks its health; which is bad */
     /* the machine */
     int boot;
     bool powered;
@@ -133,6 +134,7 @@ struct sim_node {
     /* the agent */
     bool agent_up;
     uint64_t instance;
+    bool check_pending; /* its first check has not ended */
     int64_t paused_until;
     uint64_t conn;      /* 0: none; */
     uint64_t conn_life; /* to this life of the controller */
@@ -150,6 +152,8 @@ struct sim_node {
     /* the controller's side */
     uint64_t core_conn;
     uint64_t core_instance; /* as registered */
+    bool core_sick;         /* it was told that the node is, or may be */
+    bool drained;           /* it says so itself */
     bool closed;            /* an operator was told that it is, and nobody asked for it back */
     int64_t heard;          /* by this life of the controller; at its start: then */
     int64_t given_up;       /* when the controller last lost it (or one of its kills) */
@@ -241,6 +245,7 @@ enum fault {
     FAULT_CLOCK,
     FAULT_DISK_FULL,
     FAULT_GPU,
+    FAULT_HEALTH,
     FAULT_DAMAGE,
     FAULTS
 };
@@ -296,6 +301,8 @@ struct sim {
 bool sim_run(struct sim *s, uint64_t seed, bool trace);
 void sim_free(struct sim *s);
 struct event *at(struct sim *s, int64_t when, void (*fn)(struct sim *, struct event *), const char *what);
+/* From inside e->fn: the same again, in the order that it was made in among those of that time. */
+void postpone(struct sim *s, struct event *e, int64_t when);
 uint64_t chance(struct sim *s);                         /* 64 random bits */
 int64_t between(struct sim *s, int64_t lo, int64_t hi); /* lo..hi, both in */
 bool one_in(struct sim *s, int n);
@@ -327,7 +334,8 @@ void agent_start(struct sim *s, struct sim_node *n);
 void agent_die(struct sim *s, struct sim_node *n, bool quietly);
 bool agent_stopped(const struct sim *s, const struct sim_node *n); /* it takes no part for now */
 int64_t agent_wakes(const struct sim_node *n);
-void agent_soon(struct sim *s, struct sim_node *n); /* it looks at its run directories */
+void agent_check(struct sim *s, struct sim_node *n); /* its health, which it then tells */
+void agent_soon(struct sim *s, struct sim_node *n);  /* it looks at its run directories */
 void agent_order(struct sim *s, struct sim_node *n, const Boost__ControllerMessage *m);
 struct run *run_find(struct sim_node *n, int64_t job, int attempt);
 void run_free(struct run *r);
@@ -339,6 +347,7 @@ void report_run(struct sim *s, struct sim_node *n, struct run *r);
 /* Which rank has the GPU; NULL: none. */
 const struct run *gpu_user(const struct sim_node *n, int gpu, int *rank);
 void report_devices(struct sim *s, struct sim_node *n);
+void report_health(struct sim *s, struct sim_node *n);
 void report_again(struct sim_node *n); /* the link is new: nothing counts as sent */
 void report_node_end(struct sim *s, struct sim_node *n, int64_t job, int attempt);
 void report_refused(struct sim *s, struct sim_node *n, int64_t job, int attempt, Boost__ExitClass__Value class,

@@ -149,6 +149,22 @@ void agent_soon(struct sim *s, struct sim_node *n)
     e->guard = n->instance;
 }
 
+static void checked(struct sim *s, struct event *e)
+{
+    struct sim_node *n = &s->nodes[e->node];
+    if (!n->agent_up || n->instance != e->guard)
+        return;
+    n->check_pending = false;
+    report_health(s, n);
+}
+
+void agent_check(struct sim *s, struct sim_node *n)
+{
+    struct event *e = at(s, s->now + between(s, 20 * MS, 4 * S), checked, "health checked");
+    e->node = n->index;
+    e->guard = n->instance;
+}
+
 /* ---- orders ---- */
 
 static bool older_alive(const struct sim_node *n, const Boost__AttemptStart *o)
@@ -166,11 +182,7 @@ static void prepared(struct sim *s, struct event *e)
     if (!n->agent_up || n->instance != e->guard || !r || r->state != PREPARING)
         return;
     if (agent_stopped(s, n)) {
-        struct event *later = at(s, agent_wakes(n), prepared, e->what);
-        later->node = n->index;
-        later->guard = e->guard;
-        later->a = e->a;
-        later->b = e->b;
+        postpone(s, e, agent_wakes(n));
         return;
     }
     if (n->disk_full && !r->kill) {
@@ -316,6 +328,7 @@ static void registered(struct sim *s, struct sim_node *n, const Boost__Registere
     n->retry_ms = 0;
     report_again(n);
     report_devices(s, n); /* what has changed since the registration was sent */
+    report_health(s, n);
     for (size_t i = 0; i < m->n_verdicts; i++)
         verdict(s, n, m->verdicts[i]);
     /* What ranks still wait for in the rendezvous, and what they have put there. */
@@ -349,12 +362,34 @@ static void ask_checkpoint(struct sim *s, const struct run *r)
         g->checkpoint_at = g->step + 1;
 }
 
+static void trace_order(struct sim *s, const struct sim_node *n, const Boost__ControllerMessage *m)
+{
+    const char *name = s->trace ? m->base.descriptor->fields[m->body_case - 1].name : "";
+    switch (m->body_case) {
+    case BOOST__CONTROLLER_MESSAGE__BODY_START:
+        trace(s, "%s <- start %lld.%d", n->name, (long long)m->start->start->job, m->start->start->attempt);
+        break;
+    case BOOST__CONTROLLER_MESSAGE__BODY_STOP:
+        trace(s, "%s <- stop %lld.%d, %s", n->name, (long long)m->stop->job, m->stop->attempt,
+              m->stop->how == BOOST__STOP_ATTEMPT__HOW__KILL ? "kill" : "gently");
+        break;
+    case BOOST__CONTROLLER_MESSAGE__BODY_FORGET:
+        trace(s, "%s <- forget %lld.%d", n->name, (long long)m->forget->job, m->forget->attempt);
+        break;
+    case BOOST__CONTROLLER_MESSAGE__BODY_REGISTERED:
+    case BOOST__CONTROLLER_MESSAGE__BODY_TASK:
+    case BOOST__CONTROLLER_MESSAGE__BODY_CHECKPOINT:
+        trace(s, "%s <- %s", n->name, name);
+        break;
+    default:
+        break;
+    }
+}
+
 void agent_order(struct sim *s, struct sim_node *n, const Boost__ControllerMessage *m)
 {
     struct run *r;
-    if (s->trace && m->body_case != BOOST__CONTROLLER_MESSAGE__BODY_HEARTBEAT_ACK &&
-        m->body_case != BOOST__CONTROLLER_MESSAGE__BODY_ACK && m->body_case != BOOST__CONTROLLER_MESSAGE__BODY_KV)
-        trace(s, "%s <- %s", n->name, m->base.descriptor->fields[m->body_case - 1].name);
+    trace_order(s, n, m);
     switch (m->body_case) {
     case BOOST__CONTROLLER_MESSAGE__BODY_REGISTERED:
         registered(s, n, m->registered);
@@ -382,6 +417,9 @@ void agent_order(struct sim *s, struct sim_node *n, const Boost__ControllerMessa
         break;
     case BOOST__CONTROLLER_MESSAGE__BODY_FORGET:
         forget(s, n, m->forget->job, m->forget->attempt);
+        break;
+    case BOOST__CONTROLLER_MESSAGE__BODY_CHECK_HEALTH:
+        agent_check(s, n);
         break;
     case BOOST__CONTROLLER_MESSAGE__BODY_HEARTBEAT_ACK:
         n->last_answer = s->now;
@@ -432,6 +470,9 @@ void agent_start(struct sim *s, struct sim_node *n)
     n->retry_ms = 0;
     n->conn = 0;
     n->heart = 0;
+    n->check_pending = n->checks;
+    if (n->checks)
+        agent_check(s, n);
     n->registered = false;
     trace(s, "the agent of %s starts", n->name);
     for (struct run *r = n->runs, *next; r; r = next) {

@@ -134,10 +134,23 @@ static void check_placed(struct sim *s, const struct store_event *e)
         char first[24], later[24];
         snprintf(first, sizeof first, " %s:", s->nodes[i].name);
         snprintf(later, sizeof later, ";%s:", s->nodes[i].name);
-        if (s->nodes[i].closed && (strstr(e->text, first) || strstr(e->text, later)))
-            violated(s, "a node out of use gets nothing new", "%s was taken out of use, and job %" PRId64 ": %s",
-                     s->nodes[i].name, e->job, e->text);
+        const struct sim_node *n = &s->nodes[i];
+        const char *why = n->closed      ? "was taken out of use"
+                          : n->core_sick ? "is not sound"
+                          : n->drained   ? "is drained"
+                                         : NULL;
+        if (why && (strstr(e->text, first) || strstr(e->text, later)))
+            violated(s, "a node out of use gets nothing new", "%s %s, and job %" PRId64 ": %s", n->name, why, e->job,
+                     e->text);
     }
+}
+
+static void note_drained(struct sim *s, const struct store_event *e)
+{
+    bool drained = strcmp(e->kind, "node-drained") == 0;
+    for (int i = 0; i < s->n_nodes && (drained || strcmp(e->kind, "node-resumed") == 0); i++)
+        if (strcmp(s->nodes[i].name, e->node) == 0)
+            s->nodes[i].drained = drained;
 }
 
 void check_event(void *arg, const struct store_event *e)
@@ -146,6 +159,7 @@ void check_event(void *arg, const struct store_event *e)
     bool down = strcmp(e->kind, "node-down") == 0;
     if (strcmp(e->kind, "started") == 0)
         check_placed(s, e);
+    note_drained(s, e);
     if (!down && strcmp(e->kind, "node-drained") != 0 && strcmp(e->kind, "kill-overdue") != 0)
         return;
     for (int i = 0; i < s->n_nodes; i++) {

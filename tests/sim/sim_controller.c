@@ -150,8 +150,10 @@ void controller_boot(struct sim *s)
     s->core_due = INT64_MAX;
     s->restless = 0;
     trace(s, "the controller starts");
-    for (int i = 0; i < s->n_nodes; i++)
+    for (int i = 0; i < s->n_nodes; i++) {
         s->nodes[i].heard = s->now;
+        s->nodes[i].core_sick = s->nodes[i].drained = false;
+    }
     if (core_create(&s->config, &api, &ops, &s->core, &err))
         violated(s, "boot", "the controller does not start: %s", err.message);
     controller_poke(s);

@@ -29,6 +29,7 @@ const char *fault_name(int fault)
         [FAULT_STORE_FULL] = "controller's disk full",
         [FAULT_STORE_SLOW] = "controller's disk slow",
         [FAULT_CLOCK] = "controller's clock jumps",
+        [FAULT_HEALTH] = "node's health fails, or is well again",
         [FAULT_GPU] = "GPU breaks, or works again",
         [FAULT_DISK_FULL] = "node's disk full",
         [FAULT_DAMAGE] = "checkpoint damaged",
@@ -183,6 +184,11 @@ static void hurt_node(struct sim *s, enum fault fault)
     case FAULT_LOSSY:
         until_then(&n->lossy_until, until);
         break;
+    case FAULT_HEALTH:
+        n->sick = !n->sick;
+        if (n->agent_up && n->checks)
+            agent_check(s, n);
+        break;
     case FAULT_GPU:
         if (n->gpus) {
             bool *broken = &n->gpu_broken[between(s, 0, n->gpus - 1)];
@@ -292,6 +298,9 @@ void faults_heal(struct sim *s)
         n->cut_until[0] = n->cut_until[1] = 0;
         n->slow_until = n->lossy_until = 0;
         memset(n->gpu_broken, 0, sizeof n->gpu_broken);
+        n->sick = false;
+        if (n->agent_up && n->checks)
+            agent_check(s, n);
         if (n->agent_up)
             report_devices(s, n);
     }

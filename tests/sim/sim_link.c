@@ -29,6 +29,11 @@ static int64_t arrival(struct sim *s, struct sim_node *n, int way, bool may_over
 
 /* ---- to the controller ---- */
 
+static bool sick(const Boost__HealthReport *r)
+{
+    return r->n_failed || r->pending;
+}
+
 static void arrive_up(struct sim *s, struct event *e)
 {
     struct sim_node *n = &s->nodes[e->node];
@@ -52,10 +57,13 @@ static void arrive_up(struct sim *s, struct event *e)
                 link_retry(s, n);
             }
         } else {
+            n->core_sick = m->register_->health && sick(m->register_->health);
             n->core_instance = strtoull(m->register_->instance, NULL, 10);
         }
     } else if (n->core_conn == e->guard) {
         n->heard = s->now;
+        if (m->body_case == BOOST__AGENT_MESSAGE__BODY_HEALTH)
+            n->core_sick = sick(m->health);
         core_agent_message(s->core, n->name, m);
     }
     boost__agent_message__free_unpacked(m, NULL);
@@ -75,7 +83,8 @@ void link_up(struct sim *s, struct sim_node *n, const Boost__AgentMessage *m)
             abort();
         boost__agent_message__pack(m, bytes);
         /* A picture is replaced by the next one: in their order. */
-        bool overtakes = !register_it && m->body_case != BOOST__AGENT_MESSAGE__BODY_DEVICES;
+        bool overtakes = !register_it && m->body_case != BOOST__AGENT_MESSAGE__BODY_DEVICES &&
+                         m->body_case != BOOST__AGENT_MESSAGE__BODY_HEALTH;
         struct event *e = at(s, arrival(s, n, UP, overtakes), arrive_up, "to the controller");
         e->node = n->index;
         e->guard = n->conn;
@@ -125,13 +134,7 @@ static void arrive_down(struct sim *s, struct event *e)
     if (n->conn != e->guard || !n->agent_up)
         return;
     if (agent_stopped(s, n)) { /* it waits in the socket */
-        struct event *later = at(s, agent_wakes(n), arrive_down, e->what);
-        uint64_t order = later->order;
-        int64_t when = later->at;
-        *later = *e;
-        later->order = order;
-        later->at = when;
-        e->data = NULL;
+        postpone(s, e, agent_wakes(n));
         return;
     }
     Boost__ControllerMessage *m = boost__controller_message__unpack(NULL, e->len, e->data);
@@ -191,9 +194,7 @@ static void connect_now(struct sim *s, struct event *e)
     if (!n->agent_up || e->guard != n->instance || n->conn)
         return;
     if (agent_stopped(s, n)) {
-        struct event *later = at(s, agent_wakes(n), connect_now, "connects later");
-        later->node = n->index;
-        later->guard = n->instance;
+        postpone(s, e, agent_wakes(n));
         return;
     }
     if (!s->core || s->now < n->cut_until[UP] || s->now < n->cut_until[DOWN]) {

@@ -87,10 +87,7 @@ static void kill_now(struct sim *s, struct event *e)
     if (!r || !r->keeper_alive)
         return;
     if (frozen(s, r)) {
-        struct event *later = at(s, s->nodes[e->node].frozen_until, kill_now, e->what);
-        later->node = e->node;
-        later->a = e->a;
-        later->b = e->b;
+        postpone(s, e, s->nodes[e->node].frozen_until);
         return;
     }
     int64_t again = 0;
@@ -147,10 +144,7 @@ static void shard_written(struct sim *s, struct event *e)
     if (!p || !p->alive)
         return;
     if (frozen(s, r)) {
-        struct event *later = at(s, s->nodes[e->node].frozen_until, shard_written, e->what);
-        later->node = e->node;
-        later->guard = e->guard;
-        later->a = e->a;
+        postpone(s, e, s->nodes[e->node].frozen_until);
         return;
     }
     bool failed = s->nodes[e->node].disk_full;

@@ -65,11 +65,42 @@ void report_devices(struct sim *s, struct sim_node *n)
         SAY(s, n, DEVICES, devices(n, &d));
 }
 
+/* ---- health ---- */
+
+struct health {
+    Boost__HealthReport report;
+    Boost__FailedCheck failed, *list[1];
+};
+
+/* NULL: it checks nothing. */
+static Boost__HealthReport *health(const struct sim_node *n, struct health *h)
+{
+    if (!n->checks)
+        return NULL;
+    boost__health_report__init(&h->report);
+    boost__failed_check__init(&h->failed);
+    h->failed.check = (char *)(uintptr_t) "memory";
+    h->failed.text = (char *)(uintptr_t) "12 MiB available";
+    h->list[0] = &h->failed;
+    h->report.failed = h->list;
+    h->report.n_failed = n->sick && !n->check_pending;
+    h->report.has_pending = h->report.pending = n->check_pending;
+    return &h->report;
+}
+
+void report_health(struct sim *s, struct sim_node *n)
+{
+    struct health h;
+    if (n->checks && n->registered)
+        SAY(s, n, HEALTH, health(n, &h));
+}
+
 /* ---- registering ---- */
 
 void report_register(struct sim *s, struct sim_node *n)
 {
     struct device_list d;
+    struct health h;
     Boost__Register r = BOOST__REGISTER__INIT;
     Boost__LiveAttempt live[MAX_FORMER], *list[MAX_FORMER];
     int32_t ranks[MAX_FORMER][MAX_SLOTS];
@@ -86,6 +117,7 @@ void report_register(struct sim *s, struct sim_node *n)
     r.data_address = (char *)(uintptr_t) "127.0.0.1";
     r.attempts = list;
     r.devices = devices(n, &d);
+    r.health = health(n, &h);
     for (const struct run *x = n->runs; x && r.n_attempts < MAX_FORMER; x = x->next) {
         Boost__LiveAttempt *l = &live[r.n_attempts];
         boost__live_attempt__init(l);

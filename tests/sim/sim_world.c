@@ -63,7 +63,7 @@ static bool earlier(const struct event *x, const struct event *y)
     return x->at != y->at ? x->at < y->at : x->order < y->order;
 }
 
-struct event *at(struct sim *s, int64_t when, void (*fn)(struct sim *, struct event *), const char *what)
+static struct event *push(struct sim *s, struct event e)
 {
     if (s->n_heap == s->cap_heap) {
         s->cap_heap = s->cap_heap ? 2 * s->cap_heap : 256;
@@ -71,8 +71,6 @@ struct event *at(struct sim *s, int64_t when, void (*fn)(struct sim *, struct ev
         if (!s->heap)
             abort();
     }
-    struct event e = {
-        .at = when < s->now ? s->now : when, .order = ++s->next_order, .fn = fn, .what = what, .node = -1};
     int i = s->n_heap++;
     while (i > 0 && earlier(&e, &s->heap[(i - 1) / 2])) {
         s->heap[i] = s->heap[(i - 1) / 2];
@@ -80,6 +78,21 @@ struct event *at(struct sim *s, int64_t when, void (*fn)(struct sim *, struct ev
     }
     s->heap[i] = e;
     return &s->heap[i];
+}
+
+struct event *at(struct sim *s, int64_t when, void (*fn)(struct sim *, struct event *), const char *what)
+{
+    return push(s,
+                (struct event){
+                    .at = when < s->now ? s->now : when, .order = ++s->next_order, .fn = fn, .what = what, .node = -1});
+}
+
+void postpone(struct sim *s, struct event *e, int64_t when)
+{
+    struct event later = *e;
+    later.at = when;
+    e->data = NULL;
+    push(s, later);
 }
 
 static struct event pop(struct sim *s)
@@ -132,6 +145,7 @@ void draw_world(struct sim *s)
         snprintf(n->name, sizeof n->name, "n%d", i + 1);
         n->given_up = -1;
         n->far = one_in(s, 2);
+        n->checks = one_in(s, 2);
         n->gpus = one_in(s, 3) ? (int)between(s, 1, MAX_SLOTS) : 0;
         n->memory_mib = one_in(s, 2) ? 65536 : 0;
     }

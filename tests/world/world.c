@@ -104,7 +104,7 @@ static bool settle(struct world *w)
     if (!w->real)
         return mem_settle(w->store);
     struct pollfd p = {.fd = store_fd(w->real), .events = POLLIN};
-    if (poll(&p, 1, 50) <= 0)
+    if (poll(&p, 1, 120) <= 0)
         return false;
     store_dispatch(w->real);
     return true;

@@ -216,6 +216,44 @@ static void an_end_that_is_not_durable_stays_with_its_agent(void **state)
     world_free(w);
 }
 
+/* A node is found unsound while a checkpoint is verified for a job that is to start there. */
+static void a_start_goes_with_its_nodes_health(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    say_checkpoint(w, a, x, 20);
+    pump(w);
+    a->answers = false;
+    say_end_of(w, a, x, 0, (struct end){.signal = 9});
+    pump(w);
+    for (int i = 0; i < 40 && !a->verifies; i++)
+        advance(w, 250);
+    assert_int_equal(a->verifies, 1);
+    Boost__FailedCheck failed = BOOST__FAILED_CHECK__INIT, *list = &failed;
+    Boost__HealthReport report = BOOST__HEALTH_REPORT__INIT;
+    Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
+    report.failed = &list;
+    report.n_failed = 1;
+    m.body_case = BOOST__AGENT_MESSAGE__BODY_HEALTH;
+    m.health = &report;
+    say(w, a->name, &m);
+    Boost__TaskReply r = BOOST__TASK_REPLY__INIT;
+    Boost__AgentMessage reply = BOOST__AGENT_MESSAGE__INIT;
+    r.has_id = 1;
+    r.id = a->last_task;
+    reply.body_case = BOOST__AGENT_MESSAGE__BODY_TASK;
+    reply.task = &r;
+    say(w, a->name, &reply);
+    advance(w, 10000);
+    assert_int_equal(job_of(w, id)->n_attempts, 1);
+    assert_state(w, id, RECOVERING);
+    world_free(w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -225,6 +263,7 @@ int main(void)
         cmocka_unit_test(an_end_that_is_not_durable_stays_with_its_agent),
         cmocka_unit_test(an_operators_cordon_outlives_the_controllers_drain),
         cmocka_unit_test(a_spare_goes_with_its_attempt),
+        cmocka_unit_test(a_start_goes_with_its_nodes_health),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
