@@ -15,7 +15,10 @@
 #include "daemon/log.h"
 #include "proto/base/fs.h"
 
-enum { LOG_TAIL = 400 };
+enum {
+    LOG_TAIL = 400,
+    FILES_MS = 120000, /* for the preflight: beyond it a file system does not answer */
+};
 
 void attempt_refuse(struct agent *agent, int64_t job, int32_t attempt, Boost__ExitClass__Value class_,
                     Boost__Reason__Value reason, const struct error *why)
@@ -216,13 +219,16 @@ static void prepared(uv_work_t *work, int status)
 
 void attempt_tell_doing(struct agent_attempt *a)
 {
+    const Boost__AgentConfig *c = a->agent->config;
     Boost__AttemptDoing doing = BOOST__ATTEMPT_DOING__INIT;
-    if (a->state != ATTEMPT_PREPARING || !*a->agent->config->prolog)
+    if (a->state != ATTEMPT_PREPARING || !*c->prolog)
         return;
     doing.has_job = doing.has_attempt = true;
     doing.job = a->job;
     doing.attempt = a->attempt;
     doing.text = "prolog";
+    doing.has_limit_ms = true;
+    doing.limit_ms = FILES_MS + c->prolog_timeout_ms + (*c->health_script ? c->health_timeout_ms : 0);
     agent_send(a->agent, BOOST__AGENT_MESSAGE__BODY_DOING, &doing.base);
 }
 

@@ -9,6 +9,7 @@
 #include "proto/validate.h"
 
 enum { SLOTS_MAX = 1 << 20, MEMORY_MAX_MIB = 1 << 30 }; /* sums over all nodes and products of them fit */
+enum { DOING_MAX_MS = 7 * 86400 * 1000 };
 
 /* ---- registering ------------------------------------------------------------------------ */
 
@@ -18,7 +19,8 @@ static int check_register(struct core *c, const Boost__Register *m, struct error
         return error_set(err, ERR_PROTOCOL, "an agent registers without a valid node name");
     if (!m->boot_id || !*m->boot_id || !m->instance || !*m->instance || m->cpu_slots < 1 || m->cpu_slots > SLOTS_MAX ||
         m->memory_mib < 0 || m->memory_mib > MEMORY_MAX_MIB)
-        return error_set(err, ERR_PROTOCOL, "agent of node %s registers without boot id, instance, devices or memory", m->node);
+        return error_set(err, ERR_PROTOCOL, "agent of node %s registers without boot id, instance, devices or memory",
+                         m->node);
     const struct node *n = node_find(c, m->node);
     if (n && n->connected && n->liveness == LIVENESS(UP) && n->instance && strcmp(n->instance, m->instance) != 0) {
         error_set(err, ERR_REFUSED, "another agent of node %s is connected", m->node);
@@ -555,7 +557,10 @@ static void dispatch(struct core *c, struct node *n, const Boost__AgentMessage *
     case BOOST__AGENT_MESSAGE__BODY_DOING: {
         struct attempt_part *part = live_part(c, n->name, msg->doing->job, msg->doing->attempt, &job, &a);
         if (part) {
+            int64_t limit_ms = msg->doing->limit_ms;
+            bool good = limit_ms >= 0 && limit_ms < DOING_MAX_MS;
             text_set(&part->doing, msg->doing->text);
+            part->doing_until = now_mono(c) + (good ? limit_ms : DOING_MAX_MS) * NS_PER_MS;
             progress_changed(c, job);
         }
         break;

@@ -374,11 +374,11 @@ bool part_prepares(const struct attempt *a, const struct attempt_part *part)
     return part->doing && *part->doing && !part->gone && !part->lost && !a->kill;
 }
 
-/* Until the ranks are there a node's own time limits count. */
-static bool any_prepares(const struct attempt *a)
+/* Until the ranks are there a node's own time limits count, as it has told them. */
+static bool any_prepares(const struct attempt *a, int64_t now)
 {
     for (int p = 0; p < a->n_parts; p++)
-        if (part_prepares(a, &a->parts[p]))
+        if (part_prepares(a, &a->parts[p]) && now < a->parts[p].doing_until)
             return true;
     return false;
 }
@@ -419,7 +419,7 @@ static int64_t live_run(struct core *c, struct job *job, struct attempt *a, int6
         a->hang_due = 0; /* a rank's end says more */
     if (a->hang_due && now >= a->hang_due)
         hang_decide(c, job, a);
-    if (a->rendezvous_due && now >= a->rendezvous_due && any_prepares(a))
+    if (a->rendezvous_due && now >= a->rendezvous_due && any_prepares(a, now))
         a->rendezvous_due = now + c->rendezvous_ns;
     if (a->rendezvous_due && now >= a->rendezvous_due)
         rendezvous_over(c, job, a);

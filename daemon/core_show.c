@@ -101,7 +101,8 @@ static void waits_of_attempt(struct waits *w, const struct job *job, const struc
         else if (h && h->kill_due)
             wait_add(w, arena_printf(w->mem, "kill confirmed by %s", n->name), h->kill_from, h->kill_due);
         else if (part_prepares(a, &a->parts[p]))
-            wait_add(w, arena_printf(w->mem, "%s on %s", a->parts[p].doing, n->name), a->start_mono, 0);
+            wait_add(w, arena_printf(w->mem, "%s on %s", a->parts[p].doing, n->name), a->start_mono,
+                     a->parts[p].doing_until);
         else if (a->kill)
             wait_add(w, arena_printf(w->mem, "kill to be sent to %s", n->name),
                      a->failing_mono ? a->failing_mono : a->start_mono, 0);

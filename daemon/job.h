@@ -107,6 +107,7 @@ struct attempt_part {
     bool lost;  /* the node is DOWN or never confirmed: not waited for */
     bool heard; /* something came from it: the agent has it */
     char *doing; /* what it waits for there before it has ranks; NULL: nothing was said */
+    int64_t doing_until; /* of the monotonic clock */
 };
 
 struct attempt {

@@ -152,7 +152,7 @@ static void mark_time(struct keeper_log *log)
     if (log->n_marks == KEEPER_LOG_MARKS)
         thin_marks(log);
     log->marks[log->n_marks++] = (struct keeper_log_mark){now, log->pos, log->interval_ns};
-    int fd = open(log->times_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0644);
+    int fd = open(log->times_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
     if (fd >= 0) {
         (void)!write(fd, &log->marks[log->n_marks - 1], sizeof *log->marks);
         close(fd);

@@ -227,6 +227,8 @@ static void a_long_prolog_is_no_lost_rendezvous(void **state)
     doing.job = id;
     doing.attempt = 1;
     doing.text = (char *)(uintptr_t) "prolog";
+    doing.has_limit_ms = true;
+    doing.limit_ms = 500000;
     m.body_case = BOOST__AGENT_MESSAGE__BODY_DOING;
     m.doing = &doing;
     say(w, "n1", &m);
@@ -242,6 +244,33 @@ static void a_long_prolog_is_no_lost_rendezvous(void **state)
     say_update(w, a, x, 0, PHASE(LAUNCHED), -1); /* and then no more is heard */
     pump(w);
     advance(w, 250000);
+    assert_non_null(event_of(w, id, "rendezvous-timeout"));
+    world_free(w);
+}
+
+/* What never comes to its end there, a file system that does not answer, ends the attempt all the same. */
+static void a_prolog_that_outlives_its_time_is(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    join_world(w, a);
+    int64_t id = submit(w);
+    Boost__AttemptDoing doing = BOOST__ATTEMPT_DOING__INIT;
+    Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
+    doing.has_job = doing.has_attempt = doing.has_limit_ms = true;
+    doing.job = id;
+    doing.attempt = 1;
+    doing.text = (char *)(uintptr_t) "prolog";
+    doing.limit_ms = 200000;
+    m.body_case = BOOST__AGENT_MESSAGE__BODY_DOING;
+    m.doing = &doing;
+    say(w, "n1", &m);
+    pump(w);
+    advance(w, 190000);
+    assert_state(w, id, STARTING);
+    assert_null(event_of(w, id, "rendezvous-timeout"));
+    advance(w, 200000);
     assert_non_null(event_of(w, id, "rendezvous-timeout"));
     world_free(w);
 }
@@ -323,6 +352,7 @@ int main(void)
         cmocka_unit_test(a_failure_outlives_both_restarts),
         cmocka_unit_test(an_epilog_keeps_the_devices_and_not_the_job),
         cmocka_unit_test(a_long_prolog_is_no_lost_rendezvous),
+        cmocka_unit_test(a_prolog_that_outlives_its_time_is),
         cmocka_unit_test(a_node_that_refused_is_the_last_choice),
         cmocka_unit_test(labels_are_shown_and_found),
     };
