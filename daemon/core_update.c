@@ -36,21 +36,31 @@ static void drop_update(void *arg)
     free(arg);
 }
 
-static void set_priority(struct core *c, struct job *job, int priority)
+static void write_into(Boost__JobSpec *spec, const Boost__UpdateRequest *what)
 {
-    bool queued = job->pending.in;
-    queue_remove(c, job);
-    job->priority = priority;
-    job->resolved->has_priority = 1;
-    job->resolved->priority = priority;
-    if (queued)
-        queue_add(c, job);
+    if (spec && what->has_priority) {
+        spec->has_priority = 1;
+        spec->priority = what->priority;
+    }
+    if (spec && what->has_time_limit_s) {
+        spec->has_time_limit_s = 1;
+        spec->time_limit_s = what->time_limit_s;
+    }
 }
 
-static void set_time_limit(struct core *c, struct job *job, int64_t limit_s)
+/* Also into what a restart goes by: one that is under way already, and later ones. */
+static void apply(struct core *c, struct job *job, const Boost__UpdateRequest *what)
 {
-    job->resolved->has_time_limit_s = 1;
-    job->resolved->time_limit_s = limit_s;
+    bool queued = job->pending.in;
+    if (what->has_priority)
+        queue_remove(c, job);
+    write_into(job->spec, what);
+    write_into(job->resolved, what);
+    write_into(job->next_spec, what);
+    write_into(job->next_resolved, what);
+    job->priority = what->has_priority ? what->priority : job->priority;
+    if (what->has_priority && queued)
+        queue_add(c, job);
     due_at(c, now_mono(c));
 }
 
@@ -94,10 +104,7 @@ void core_update(struct core *c, const Boost__UpdateRequest *what, int64_t id, c
     *x = (struct update){.reply = reply, .arg = arg};
     char actor[128], limit[48] = "";
     snprintf(actor, sizeof actor, "uid %u (%s)", user->uid, user->name ? user->name : "?");
-    if (what->has_priority)
-        set_priority(c, job, what->priority);
-    if (what->has_time_limit_s)
-        set_time_limit(c, job, what->time_limit_s);
+    apply(c, job, what);
     if (what->has_time_limit_s && what->time_limit_s)
         snprintf(limit, sizeof limit, "time limit %" PRId64 " s", what->time_limit_s);
     else if (what->has_time_limit_s)

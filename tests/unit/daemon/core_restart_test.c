@@ -397,6 +397,46 @@ static void init_from_is_checked(void **state)
     world_free(w);
 }
 
+static void on_update(void *arg, int rc, const struct error *err, const char *text)
+{
+    (void)err;
+    (void)text;
+    *(int *)arg = rc;
+}
+
+/* What was acknowledged counts for the attempt that a restart brings, and for the job file that it is made from. */
+static void an_update_outlives_a_restart(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "gpu01", 2);
+    struct arena mem;
+    arena_init(&mem, 1 << 20);
+    join_world(w, a);
+    int64_t id;
+    run_job(w, a, &id);
+    Boost__JobSpec *spec = spec_new(&mem);
+    spec->optimizer->lr = 5e-4;
+    a->obeys_term = false; /* it is stopping when the update comes */
+    assert_int_equal(restart(w, id, spec, -1).rc, ERR_OK);
+    Boost__UpdateRequest what = BOOST__UPDATE_REQUEST__INIT;
+    what.has_priority = what.has_time_limit_s = true;
+    what.priority = 77;
+    what.time_limit_s = 7000;
+    int rc = -1;
+    core_update(w->core, &what, id, &user_ann, on_update, &rc);
+    pump(w);
+    assert_int_equal(rc, ERR_OK);
+    advance(w, 60000);
+    const struct job *job = job_of(w, id);
+    assert_int_equal(job->n_attempts, 2);
+    assert_true(job->resolved->optimizer->lr == 5e-4);
+    assert_true(job->priority == 77 && job->resolved->priority == 77 && job->spec->priority == 77);
+    assert_true(job->resolved->time_limit_s == 7000 && job->spec->time_limit_s == 7000);
+    arena_free(&mem);
+    world_free(w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -409,6 +449,7 @@ int main(void)
         cmocka_unit_test(ended_job_as_a_new_one),
         cmocka_unit_test(init_from_is_protected),
         cmocka_unit_test(init_from_is_checked),
+        cmocka_unit_test(an_update_outlives_a_restart),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
