@@ -78,7 +78,7 @@ int verb_restart(struct ctl *ctl, int argc, char **argv)
     }
     if (argc - first != 1)
         return ctl_usage("restart", "takes one job");
-    if (from && !option_int("restart", "from", from, 0, 1000000000, &step))
+    if (from && !option_int("restart", "--from", from, 0, 1000000000, &step))
         return EXIT_USAGE;
     struct arena arena;
     int code = EXIT_OK;

@@ -154,7 +154,7 @@ static void learn_numbers(struct core *c, const Boost__Register *m)
         struct job *job = core_job(c, x->job);
         if (job && x->attempt > job->attempt_floor && x->attempt <= job->n_attempts + CORE_ADOPTED_GAP)
             job->attempt_floor = x->attempt;
-        if (x->job >= c->next_job_id && x->job < c->next_job_id + CORE_ADOPTED_GAP)
+        if (x->job >= c->next_job_id && x->job < c->learn_below)
             c->next_job_id = x->job + 1;
     }
 }

@@ -317,6 +317,7 @@ int core_load(struct core *c, struct error *err)
     if (rc)
         return rc;
     c->next_job_id = s->max_job_id(s->arg) + 1;
+    c->learn_below = c->next_job_id + 2 * CORE_ADOPTED_GAP;
     c->next_event_id = s->max_event_id(s->arg) + 1;
     for (int i = 0; i < c->n_jobs; i++)
         adopt(c, c->jobs[i]);

@@ -198,6 +198,7 @@ struct core {
     struct parked_log *parked;
 
     int64_t next_job_id, next_event_id;
+    int64_t learn_below; /* what agents tell of jobs from this number on is not believed */
     int64_t arrivals;
     int64_t due;   /* nothing to run before */
     bool schedule; /* a scheduling pass is due */

@@ -7,10 +7,11 @@
 
 #include "daemon/core_internal.h"
 
-/* Every rank's shard once, and nothing else. */
-static bool sound(const Boost__FoundCheckpoint *x)
+/* Every rank's shard once, and nothing else. The directory is the user's: a number in it may be anything. */
+static bool sound(const struct job *job, const Boost__FoundCheckpoint *x)
 {
-    if (x->step < 0 || x->attempt < 1 || x->world < 1 || x->n_shards != (size_t)x->world)
+    if (x->step < 0 || x->attempt < 1 || x->attempt > job->n_attempts + CORE_ADOPTED_GAP || x->world < 1 ||
+        x->n_shards != (size_t)x->world)
         return false;
     for (size_t i = 0; i < x->n_shards; i++)
         if (x->shards[i]->rank != (int32_t)i || !x->shards[i]->file)
@@ -60,7 +61,7 @@ static void found(struct core *c, struct task *t, int rc, const struct error *er
     int n = 0;
     for (size_t i = 0; reply && i < reply->n_found; i++) {
         const Boost__FoundCheckpoint *x = reply->found[i];
-        if (!sound(x) || job_checkpoint(job, x->step, x->attempt))
+        if (!sound(job, x) || job_checkpoint(job, x->step, x->attempt))
             continue;
         struct checkpoint *k = add(c, job, x);
         if (!k)
