@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "proto/base/fs.h"
+#include "proto/validate.h"
 
 extern char **environ;
 
@@ -109,8 +110,8 @@ static bool env_fill(struct env_list *env, const struct rank_launch *launch)
              env_put(env, "CUDA_DEVICE_ORDER", "PCI_BUS_ID");
     for (size_t i = 0; ok && s->spec && i < s->spec->n_env; i++) {
         const Boost__KeyValue *kv = s->spec->env[i];
-        /* The marker by which a lost rank is found stays ours. */
-        if (kv->key && *kv->key && strcmp(kv->key, "BOOST_RUN_DIR"))
+        /* Who the rank is, and the marker by which a lost one is found, stay ours. */
+        if (kv->key && *kv->key && !validate_env_is_ours(kv->key))
             ok = env_put(env, kv->key, kv->value ? kv->value : "");
     }
     return ok;

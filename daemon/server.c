@@ -15,6 +15,7 @@
 #include "daemon/listener.h"
 #include "daemon/listener_tcp.h"
 #include "daemon/log.h"
+#include "daemon/own_clock.h"
 #include "daemon/rpc.h"
 #include "daemon/session.h"
 #include "daemon/standby.h"
@@ -27,6 +28,7 @@ struct server {
     uv_loop_t *loop;
     struct store *store;
     struct core *core;
+    struct own_clock clock; /* the core's */
     struct rpc *rpc;
     struct users users;
     struct kept_logs kept;
@@ -50,8 +52,8 @@ struct server {
 
 static int64_t mono_ns(void *arg)
 {
-    (void)arg;
-    return clock_mono_ns();
+    struct server *server = arg;
+    return own_clock_ns(&server->clock, clock_mono_ns());
 }
 
 static int64_t wall_ns(void *arg)
@@ -213,9 +215,12 @@ static void on_settle(uv_prepare_t *prepare)
 {
     struct server *server = prepare->data;
     int64_t next = core_run(server->core);
+    if (next != INT64_MAX)
+        next += server->clock.behind_ns;
     int64_t other = rpc_settle(server->rpc, clock_mono_ns());
     if (other < next)
         next = other;
+    own_clock_sleep(&server->clock, next);
     if (next == INT64_MAX) {
         uv_timer_stop(&server->due);
         return;

@@ -384,15 +384,27 @@ static void check_pairs(struct faults *all, const char *what, Boost__KeyValue *c
     }
 }
 
-/* Each rank sees the devices that its node gives it, and no others. */
+bool validate_env_is_ours(const char *key)
+{
+    static const char *const ours[] = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "BOOST_RUN_DIR", "BOOST_ATTEMPT",
+                                       "BOOST_RANK", "BOOST_LOCAL_RANK", "BOOST_WORLD", "BOOST_NODE"};
+    for (size_t k = 0; k < sizeof ours / sizeof *ours; k++)
+        if (!strcmp(key, ours[k]))
+            return true;
+    return false;
+}
+
+/* Each rank sees the devices that its node gives it, and no others; and is who its node says. */
 static void check_env(struct faults *all, const Boost__JobSpec *spec)
 {
-    static const char *const ours[] = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"};
-    for (size_t i = 0; i < spec->n_env; i++)
-        for (size_t k = 0; spec->env[i]->key && k < sizeof ours / sizeof *ours; k++)
-            if (!strcmp(spec->env[i]->key, ours[k]))
-                fault(all, "leave it out: a node gives each rank its GPU", "env[%zu].key = '%s' is set by the node", i,
-                      ours[k]);
+    for (size_t i = 0; i < spec->n_env; i++) {
+        const char *key = spec->env[i]->key;
+        if (key && validate_env_is_ours(key))
+            fault(all,
+                  strncmp(key, "CUDA_", 5) ? "leave it out: a node tells each rank who it is"
+                                           : "leave it out: a node gives each rank its GPU",
+                  "env[%zu].key = '%s' is set by the node", i, key);
+    }
 }
 
 /* ---- rules between fields ---- */

@@ -20,5 +20,7 @@
 MUST_USE int validate_job_spec(const Boost__JobSpec *spec, struct error *err);
 /* 1 to 64 bytes of [A-Za-z0-9._-], for job and node names. */
 bool validate_name(const char *name);
+/* Whether a rank's variable of this name is set by its node, whatever a job says. */
+bool validate_env_is_ours(const char *key);
 
 #endif

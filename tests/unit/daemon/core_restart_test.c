@@ -64,6 +64,60 @@ static void with_changes(void **state)
     world_free(w);
 }
 
+static void on_control_of(void *arg, int rc, const struct error *err, const char *text)
+{
+    (void)err;
+    (void)text;
+    *(int *)arg = rc;
+}
+
+static bool on_page(void *arg, int rc, const struct error *err, const struct core_stacks *stacks)
+{
+    (void)err;
+    (void)stacks;
+    if (rc)
+        *(int *)arg = rc;
+    return true;
+}
+
+/* Whose word counts for a job is the same whatever is asked. */
+static void its_owner_and_those_who_may_do_all(void **state)
+{
+    (void)state;
+    static const struct core_user admin = {.uid = 1002, .gid = 1002, .name = "carol", .admin = true};
+    const struct {
+        const struct core_user *user;
+        int rc;
+    } who[] = {{&user_bob, ERR_REFUSED}, {&user_ann, ERR_OK}, {&admin, ERR_OK}};
+    for (size_t i = 0; i < sizeof who / sizeof *who; i++) {
+        struct world *w = world_new();
+        struct fake_agent *a = agent_add(w, "gpu01", 2);
+        join_world(w, a);
+        int64_t id;
+        run_job(w, a, &id);
+        int rc = -1;
+        Boost__UpdateRequest update = BOOST__UPDATE_REQUEST__INIT;
+        update.has_priority = 1;
+        update.priority = 60;
+        core_update(w->core, &update, id, who[i].user, on_control_of, &rc);
+        pump(w);
+        assert_int_equal(rc, who[i].rc);
+        Boost__StacksRequest stacks = BOOST__STACKS_REQUEST__INIT;
+        int looked = ERR_OK;
+        core_collect_stacks(w->core, job_of(w, id), &stacks, who[i].user, on_page, &looked);
+        assert_int_equal(looked, who[i].rc);
+        struct answer r = {.rc = -1};
+        core_restart(w->core, id, NULL, -1, who[i].user, on_restart, &r);
+        pump(w);
+        assert_int_equal(r.rc, who[i].rc);
+        rc = -1;
+        core_control(w->core, BOOST__CONTROL_REQUEST__VERB__CANCEL, id, true, who[i].user, on_control_of, &rc);
+        pump(w);
+        assert_int_equal(rc, who[i].rc);
+        world_free(w);
+    }
+}
+
 /* Acknowledged and not begun: it outlives the controller. */
 static void changes_outlive_the_controller(void **state)
 {
@@ -440,6 +494,7 @@ static void an_update_outlives_a_restart(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(its_owner_and_those_who_may_do_all),
         cmocka_unit_test(with_changes),
         cmocka_unit_test(changes_outlive_the_controller),
         cmocka_unit_test(from_an_older_checkpoint),

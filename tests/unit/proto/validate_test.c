@@ -214,6 +214,9 @@ static void test_names(void **state)
     refuse("env=[{key: 'A'}, {key: 'B'}, {key: 'A'}]", "env 'A' is given twice ([0] and [2])");
     refuse("env=[{key: 'A'}, {key: 'CUDA_VISIBLE_DEVICES' value: '0'}]",
            "env[1].key = 'CUDA_VISIBLE_DEVICES' is set by the node");
+    refuse("env=[{key: 'BOOST_RUN_DIR' value: '/x'}]", "env[0].key = 'BOOST_RUN_DIR' is set by the node");
+    refuse("env=[{key: 'BOOST_ATTEMPT' value: 'a-1.1'}, {key: 'BOOST_RANK' value: '0'}]",
+           "env[0].key = 'BOOST_ATTEMPT' is set by the node; env[1].key = 'BOOST_RANK' is set by the node");
     refuse("env=[{key: 'CUDA_DEVICE_ORDER'}]", "env[0].key = 'CUDA_DEVICE_ORDER' is set by the node");
     accept("label=[{key: 'A'}, {key: 'B' value: 'A=B'}]");
 }
