@@ -6,7 +6,7 @@ than a few of these are a failure).
 """
 MUTANTS = [
     # One live attempt a device.
-    ("next-attempt-beside-the-old", "daemon/core_queue.c", "if (old) {", "if (false) {",
+    ("next-attempt-beside-the-old", "daemon/core_picture.c", "if (old) {", "if (false) {",
      "one live attempt a device"),
     ("end-unconfirmed", "daemon/core_ending.c",
      "if (!a->parts[p].gone && !a->parts[p].lost)", "if (!a->kill && !a->parts[p].gone && !a->parts[p].lost)", ""),
@@ -50,14 +50,14 @@ MUTANTS = [
     ("deleted-before-row", "daemon/core_checkpoints.c", "    if (job->unsettled || job->dirty)\n        return; /* rows first, those of the open change too */\n", "",
      ""),
     # A node out of use gets nothing new.
-    ("closed-is-open", "daemon/core_queue.c", ".open = node->admin == ADMIN(NONE),", ".open = true,",
+    ("closed-is-open", "daemon/core_picture.c", ".open = node->admin == ADMIN(NONE),", ".open = true,",
      "a node out of use gets nothing new"),
     ("sick-is-open", "daemon/core_health.c", "if (failing(n->health)) {", "if (false && failing(n->health)) {",
      "a node out of use gets nothing new"),
     ("operators-cordon-lost", "daemon/core_drain.c", "if (theirs || n->admin == ADMIN(DRAINING))", "if (n->admin == ADMIN(DRAINING))",
      "a node out of use gets nothing new"),
     # Limits hold.
-    ("array-without-limit", "daemon/core_queue.c", "if (!first || running < job->array_limit)", "if (true)", "limits hold"),
+    ("array-without-limit", "daemon/core_picture.c", "if (!first || running < job->array_limit)", "if (true)", "limits hold"),
     ("user-without-limit", "daemon/core_queue.c", " || limit_keeps(c, job, text, sizeof answer.text))", ")",
      "limits hold"),
     # A node that is heard is never DOWN.
