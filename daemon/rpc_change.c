@@ -43,6 +43,28 @@ static void submitted(void *arg, int rc, const struct error *err, int64_t id)
     call_reply(call, &reply);
 }
 
+/* The other tasks of an array, of which the first is what is shown. */
+static int dry_run_more(struct rpc_call *call, const Boost__SubmitRequest *request, bool *would_wait,
+                        const char **reason, struct error *err)
+{
+    int rc = ERR_OK;
+    for (size_t i = 0; !rc && i < request->n_more; i++) {
+        Boost__JobSpec *resolved = NULL;
+        bool waits = false;
+        const char *why = NULL;
+        rc = core_dry_run(call->rpc->core, request->more[i], &call->user, &call->arena, &resolved, &waits, &why, err);
+        if (rc)
+            rc = error_context(err, "task %d", request->array_index[i + 1]);
+        else
+            boost__job_spec__free_unpacked(resolved, NULL);
+        if (!rc && waits && !*would_wait) {
+            *would_wait = true;
+            *reason = why;
+        }
+    }
+    return rc;
+}
+
 static void dry_run(struct rpc_call *call, const Boost__SubmitRequest *request)
 {
     Boost__JobSpec *resolved = NULL;
@@ -51,6 +73,8 @@ static void dry_run(struct rpc_call *call, const Boost__SubmitRequest *request)
     struct error err;
     int rc =
         core_dry_run(call->rpc->core, request->spec, &call->user, &call->arena, &resolved, &would_wait, &reason, &err);
+    if (!rc && (rc = dry_run_more(call, request, &would_wait, &reason, &err)))
+        boost__job_spec__free_unpacked(resolved, NULL);
     if (rc) {
         call_fail(call, &err);
         return;

@@ -103,7 +103,8 @@ def test_an_array(c):
     out = c.ok("cancel", "-y", f"{ids[0]}_*")
     assert all(f"job {i}: CANCELLED" in out for i in ids), out
     for words, rc, says in ((["--array", "3-1"], 2, "goes down"), (["--array", "0-1", "--set", "run.seed={1|2|3}"], 2, "not as many"),
-                            (["--array", "0-1", "--set", "parallel.tp={1|3}"], 6, "task 1"), (["--array", "0-4"], 5, "task 0: ")):
+                            (["--array", "0-1", "--set", "parallel.tp={1|3}"], 6, "task 1"), (["--array", "0-4"], 5, "task 0: "),
+                            (["-n", "--array", "0-1", "--set", "resources.threads_per_rank={1|5000}"], 6, "task 1: ")):
         r = c.ctl("submit", spec, *words)
         assert r.rc == rc and says in r.err, (words, r)
 
