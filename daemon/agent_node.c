@@ -15,6 +15,7 @@
 
 #include "daemon/agent_hang.h"
 #include "daemon/agent_rendezvous.h"
+#include "daemon/agent_script.h"
 #include "daemon/agent_tasks.h"
 #include "daemon/log.h"
 #include "proto/base/clock.h"
@@ -321,6 +322,7 @@ static int start_parts(struct agent *agent, struct error *err)
                                            .registered = on_registered,
                                            .message = on_message,
                                            .lost = on_lost};
+    char scripts[PATH_MAX];
     int rc = devices_open(agent, &agent->devices, err);
     if (!rc)
         rc = agent_tasks_create(agent, &agent->tasks, err);
@@ -328,6 +330,10 @@ static int start_parts(struct agent *agent, struct error *err)
         rc = rendezvous_listen(agent, &agent->rendezvous, err);
     if (!rc) /* before anything is adopted: to be asked whether it is up */
         rc = link_up_create(agent->loop, &agent->way, agent->node, &agent->link_ops, &agent->link, err);
+    if (!rc)
+        rc = fs_join(scripts, sizeof scripts, err, agent->state_dir, "scripts");
+    if (!rc) /* an attempt that is adopted may run its epilog at once */
+        rc = scripts_open(scripts, err);
     if (!rc)
         rc = attempts_load(agent, err);
     return rc ? rc : health_open(agent, &agent->health, err);

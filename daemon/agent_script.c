@@ -1,8 +1,10 @@
 /* agent_script.h */
 #include "daemon/agent_script.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
@@ -13,7 +15,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "daemon/log.h"
+#include "daemon/procid.h"
 #include "proto/base/clock.h"
+#include "proto/base/fs.h"
 
 extern char **environ;
 
@@ -60,6 +65,48 @@ static void last_line(const struct tail *t, char out[LINE + 1])
         len--;
     }
     out[len] = '\0';
+}
+
+/* ---- what outlives the agent ---- */
+
+static char records[PATH_MAX]; /* a file for each script that runs: who it is */
+
+int scripts_open(const char *dir, struct error *err)
+{
+    int rc = fs_make_dirs(dir, 0700, err);
+    DIR *d = rc ? NULL : opendir(dir);
+    if (!rc && !d)
+        return error_errno(err, errno, "cannot read %s", dir);
+    for (const struct dirent *e; d && (e = readdir(d));) {
+        char path[PATH_MAX];
+        struct procid id;
+        if (e->d_name[0] == '.' || fs_join(path, sizeof path, NULL, dir, e->d_name))
+            continue;
+        if (!procid_load(path, &id, NULL) && procid_alive(&id)) {
+            const struct proc_sweep sweep = {.leaders = &id, .leader_count = 1};
+            log_line(LOG_WARN, "script %ld of the agent before this one still runs: killed", (long)id.pid);
+            proc_sweep(&sweep, SIGKILL);
+        }
+        unlink(path);
+    }
+    if (d)
+        closedir(d);
+    snprintf(records, sizeof records, "%s", rc ? "" : dir);
+    return rc;
+}
+
+/* Without a record, on a full disk, it is only not found by the next agent. */
+static void record(pid_t pid, char path[PATH_MAX])
+{
+    char name[32];
+    struct procid id;
+    struct error err;
+    snprintf(name, sizeof name, "%ld", (long)pid);
+    path[0] = '\0';
+    if (!*records || fs_join(path, PATH_MAX, NULL, records, name))
+        return;
+    if (procid_get(pid, &id, &err) || procid_save(path, &id, &err))
+        log_error(LOG_DEBUG, &err, "no record of script %ld", (long)pid);
 }
 
 /* ---- starting it ---- */
@@ -222,6 +269,7 @@ int script_run(const struct script *s, struct error *err)
     struct tail t = {.len = 0};
     int64_t from = clock_mono_ns(), deadline = from + s->timeout_ms * NS_PER_MS;
     enum waited waited;
+    char note[PATH_MAX] = "";
     int fds[2], status = 0;
     pid_t pid;
     if (pipe2(fds, O_CLOEXEC) < 0)
@@ -230,6 +278,8 @@ int script_run(const struct script *s, struct error *err)
     close(fds[1]);
     fcntl(fds[0], F_SETFL, O_NONBLOCK);
     int rc = ERR_OK;
+    if (!errnum)
+        record(pid, note);
     if (errnum) {
         rc = error_set(err, ERR_IO, "%.200s: cannot be run: %s", s->path, strerror(errnum));
         error_hint(err, "make it executable, with an interpreter in its first line (#!/bin/sh)");
@@ -248,5 +298,7 @@ int script_run(const struct script *s, struct error *err)
     }
     if (fds[0] >= 0)
         close(fds[0]);
+    if (*note)
+        unlink(note);
     return rc;
 }

@@ -24,6 +24,9 @@ struct script {
     bool kill_children; /* those in its process group when it ends; after a time limit or a failure in any case */
 };
 
+/* Where it is noted which scripts run, so that an agent that was killed leaves none behind: those that are noted there
+ * still are killed, with all that descends from them. Once, before any script; without it nothing is noted. */
+MUST_USE int scripts_open(const char *dir, struct error *err);
 /* ERR_OK: it ended with status 0. Else the message says all: "/etc/boost/prolog.sh: status 3 after 0.2 s: no scratch
  * disk"; ERR_TIMEOUT when it was killed for its time, ERR_REFUSED when it was cancelled, ERR_IO otherwise. */
 MUST_USE int script_run(const struct script *script, struct error *err);

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "daemon/agent_script.h"
@@ -196,6 +197,46 @@ static void what_it_gets(void **state)
     unsetenv("BOOST_RUN_DIR");
 }
 
+/* An agent that is killed leaves its script, and what that has started, to the next one. */
+static void a_script_whose_agent_is_gone_is_killed(void **state)
+{
+    (void)state;
+    struct error err;
+    struct buffer text;
+    struct procid child;
+    char records[PATH_MAX + 16], started[PATH_MAX + 16];
+    snprintf(records, sizeof records, "%s/scripts", dir);
+    snprintf(started, sizeof started, "%s/started", dir);
+    assert_int_equal(scripts_open(records, &err), ERR_OK);
+    pid_t agent = fork();
+    if (agent == 0) {
+        run("#!/bin/sh\ntrap '' TERM HUP\nsetsid sleep 1000 &\necho $! >$DIR/new && mv $DIR/new $DIR/started\nwait\n",
+            600000, false, &err);
+        _exit(0);
+    }
+    int64_t deadline = clock_mono_ns() + 20 * NS_PER_S;
+    while (!fs_exists(started) || (rmdir(records) == 0 && mkdir(records, 0700) == 0)) {
+        assert_true(clock_mono_ns() < deadline);
+        poll(NULL, 0, 2);
+    }
+    kill(agent, SIGKILL);
+    waitpid(agent, NULL, 0);
+    buffer_init(&text, 64);
+    assert_int_equal(fs_read_file(started, &text, &err), ERR_OK);
+    assert_int_equal(procid_get((pid_t)strtol((char *)text.data, NULL, 10), &child, &err), ERR_OK);
+    assert_true(procid_alive(&child));
+    assert_int_equal(scripts_open(records, &err), ERR_OK);
+    while (procid_alive(&child)) {
+        assert_true(clock_mono_ns() < deadline);
+        poll(NULL, 0, 2);
+    }
+    assert_int_equal(rmdir(records), 0); /* nothing is noted any more */
+    assert_int_equal(scripts_open(records, &err), ERR_OK);
+    run("#!/bin/sh\nexit 0\n", 5000, false, &err);
+    assert_int_equal(rmdir(records), 0);
+    buffer_free(&text);
+}
+
 int main(void)
 {
     signal(SIGPIPE, SIG_IGN);
@@ -206,6 +247,7 @@ int main(void)
         cmocka_unit_test(children_in_the_background_are_not_waited_for),
         cmocka_unit_test(time_runs_out),
         cmocka_unit_test(what_it_gets),
+        cmocka_unit_test(a_script_whose_agent_is_gone_is_killed),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
