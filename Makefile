@@ -81,7 +81,8 @@ L_DAEMON  = $(LIB)/libdaemon.a $(LIB)/libremote.a $(LIB)/libstore.a $(L_PLAN)
 L_CTL     = $(LIB)/libctl.a $(L_PLAN)
 
 S_PROTO   = -lprotobuf-c -ljansson -lm
-S_KERNELS = -ldnnl -lgomp $(S_PROTO)
+# LAPACK only where kernels/dense.h is used.
+S_KERNELS = -ldnnl -lgomp -Wl,--as-needed -llapacke -Wl,--no-as-needed $(S_PROTO)
 S_WORKER  = -lgloo -lstdc++ $(S_KERNELS)
 S_STORE   = -lsqlite3 $(S_PROTO)
 # Who uses proto/tls; --as-needed, so that boost-keeper does not load it.

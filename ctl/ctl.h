@@ -56,6 +56,8 @@ Boost__Reply *ctl_call(struct ctl *ctl, Boost__Request *request, struct arena *a
 /* As ctl_call, for a reply of that kind; *code is the exit code, and the message is printed when it is NULL. */
 Boost__Reply *ctl_ask(struct ctl *ctl, Boost__Request *request, Boost__Reply__BodyCase want, struct arena *arena,
                       int *code);
+/* As ctl_call, for what may take long: waits until the answer comes or the connection breaks. */
+Boost__Reply *ctl_call_long(struct ctl *ctl, Boost__Request *request, struct arena *arena, struct error *err);
 /* The next frame of the same reply, after one with `more`. */
 Boost__Reply *ctl_more(struct ctl *ctl, struct arena *arena, struct error *err);
 /* For follows: like ctl_call, but a controller that answered before and is away now is waited for, with one
@@ -100,6 +102,9 @@ struct table;
 struct table *job_table_new(bool wide);
 void job_table_row(struct table *t, const Boost__JobSummary *s, bool wide);
 void totals_print(FILE *out, const Boost__Totals *t);
+
+/* ---- ctl_ckpt.c, for show too ---- */
+void checkpoint_table(const struct ctl *ctl, Boost__CheckpointInfo *const *list, size_t n, int indent);
 
 /* ---- verbs -------------------------------------------------------------------- */
 

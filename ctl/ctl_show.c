@@ -1,4 +1,4 @@
-/* boostctl show and ckpt: one thing in detail. */
+/* boostctl show: a job in detail. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,6 +51,12 @@ static void show_summary(const struct ctl *ctl, const Boost__ShowReply *r)
     int max = r->resolved && r->resolved->restart ? r->resolved->restart->max_restarts : 0;
     snprintf(text, sizeof text, "%d of %d used", r->restarts_used, max);
     print_line("restarts", text);
+    if (r->has_checkpoint_every_s) {
+        char b[FORMAT_TEXT];
+        snprintf(text, sizeof text, "every %s: one costs %.3g s, a failure is expected every %s",
+                 format_duration(r->checkpoint_every_s, a), r->checkpoint_cost_s, format_duration(r->mean_failure_s, b));
+        print_line("checkpoint", text);
+    }
 }
 
 static void show_attempts(const struct ctl *ctl, const Boost__ShowReply *r)
@@ -80,29 +86,6 @@ static void show_attempts(const struct ctl *ctl, const Boost__ShowReply *r)
         table_cell(t, "%s%s%s", end, *end && a->text && *a->text ? ": " : "", a->text ? a->text : "");
     }
     table_print(t, stdout, ctl->color, 2);
-    table_free(t);
-}
-
-/* SINCE is when the row came into its state: of a deleted one, when it was deleted. */
-static void checkpoint_table(const struct ctl *ctl, Boost__CheckpointInfo *const *list, size_t n, int indent)
-{
-    static const char *const headers[] = {"STEP", "ATT", "STATE", "SHARDS", "SIZE", "SINCE", "MIRROR", "PATH", "NOTE"};
-    struct table *t = table_new(9, headers, "rrlrrllll");
-    for (size_t i = 0; i < n; i++) {
-        const Boost__CheckpointInfo *c = list[i];
-        char size[FORMAT_TEXT], when[CLOCK_TEXT];
-        table_cell(t, "%lld", (long long)c->step);
-        table_cell(t, "%d", c->attempt);
-        table_cell(t, "%s", enum_name(&boost__checkpoint_state__value__descriptor, (int)c->state));
-        table_cell(t, "%d/%d", c->shards, c->world);
-        table_cell(t, "%s", format_bytes(c->bytes, size));
-        table_cell(t, "%s", c->wall_ns ? clock_rfc3339(c->wall_ns, when) : "-");
-        table_cell(t, "%s", c->has_mirror ? enum_name(&boost__mirror_state__value__descriptor, (int)c->mirror) : "-");
-        table_cell(t, "%s", c->path ? c->path : "");
-        bool both = c->note && *c->note && c->mirror_note && *c->mirror_note;
-        table_cell(t, "%s%s%s", c->note ? c->note : "", both ? "; " : "", c->mirror_note ? c->mirror_note : "");
-    }
-    table_print(t, stdout, ctl->color, indent);
     table_free(t);
 }
 
@@ -243,79 +226,6 @@ int verb_show(struct ctl *ctl, int argc, char **argv)
     } else if (reply) {
         print_show(ctl, reply->show);
     }
-    arena_free(&arena);
-    return code;
-}
-
-/* Which rows `ckpt ls` shows: what is gone only when asked for. */
-/* attempt 0: of any. */
-static bool listed(const Boost__CheckpointInfo *c, bool all, long long attempt)
-{
-    if (attempt && c->attempt != attempt)
-        return false;
-    return all || (c->state != BOOST__CHECKPOINT_STATE__VALUE__DELETED &&
-                   c->state != BOOST__CHECKPOINT_STATE__VALUE__ABANDONED);
-}
-
-static void print_checkpoints(const struct ctl *ctl, Boost__CheckpointsReply *r, bool all, long long attempt)
-{
-    size_t n = 0;
-    for (size_t i = 0; i < r->n_checkpoints; i++)
-        if (listed(r->checkpoints[i], all, attempt))
-            r->checkpoints[n++] = r->checkpoints[i];
-    if (ctl->output == OUTPUT_JSON || ctl->output == OUTPUT_JSONL) {
-        json_t *document = json_document("boost.checkpoints/1"), *list = json_array();
-        for (size_t i = 0; i < n; i++)
-            json_array_append_new(list, json_checkpoint(r->checkpoints[i]));
-        json_put(document, "job", json_integer(r->job));
-        json_put(document, "checkpoints", list);
-        json_emit(document, ctl->output == OUTPUT_JSONL);
-    } else if (ctl->output == OUTPUT_NAME) {
-        for (size_t i = 0; i < n; i++)
-            printf("%s\n", r->checkpoints[i]->path);
-    } else {
-        checkpoint_table(ctl, r->checkpoints, n, 0);
-    }
-}
-
-int verb_ckpt(struct ctl *ctl, int argc, char **argv)
-{
-    bool all = false, help = false;
-    const struct option_row rows[] = {
-        {'a', "all", NULL, "deleted and abandoned ones too", &all, NULL, NULL},
-        {'h', "help", NULL, "this text", &help, NULL, NULL},
-        {0, NULL, NULL, NULL, NULL, NULL, NULL},
-    };
-    int first = options_parse("ckpt", argc, argv, rows);
-    if (first < 0)
-        return EXIT_USAGE;
-    if (help) {
-        printf("usage: boostctl ckpt ls JOB [options]\n");
-        options_help(rows);
-        return EXIT_OK;
-    }
-    if (first < argc && strcmp(argv[first], "ls") != 0) {
-        static const char *const later[] = {"verify", "pin", "rm", "export", "import", "convert"};
-        for (size_t i = 0; i < sizeof later / sizeof *later; i++)
-            if (!strcmp(argv[first], later[i])) {
-                fprintf(stderr, "boostctl: 'ckpt %s' is not built in this version\n", argv[first]);
-                return EXIT_REFUSED;
-            }
-        return ctl_usage("ckpt", "unknown command '%s'", argv[first]);
-    }
-    if (argc - first != 2)
-        return ctl_usage("ckpt", "takes: ckpt ls JOB");
-    struct arena arena;
-    ctl_arena(&arena);
-    Boost__CheckpointsRequest body = BOOST__CHECKPOINTS_REQUEST__INIT;
-    body.job = ctl_ref(&arena, argv[first + 1]);
-    Boost__Request request = BOOST__REQUEST__INIT;
-    request.body_case = BOOST__REQUEST__BODY_CHECKPOINTS;
-    request.checkpoints = &body;
-    int code;
-    Boost__Reply *reply = ctl_ask(ctl, &request, BOOST__REPLY__BODY_CHECKPOINTS, &arena, &code);
-    if (reply) /* boostd has seen that there is such an attempt */
-        print_checkpoints(ctl, reply->checkpoints, all, ctl_split_ref(argv[first + 1]).attempt);
     arena_free(&arena);
     return code;
 }

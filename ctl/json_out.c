@@ -149,6 +149,8 @@ json_t *json_checkpoint(const Boost__CheckpointInfo *c)
         json_put(o, "mirror", json_string(enum_name(&boost__mirror_state__value__descriptor, (int)c->mirror)));
     if (c->mirror_note && *c->mirror_note)
         json_put(o, "mirror_note", json_text(c->mirror_note));
+    if (c->pinned)
+        json_put(o, "pinned", json_true());
     return o;
 }
 
@@ -309,6 +311,11 @@ json_t *json_show(const Boost__ShowReply *r)
     json_put(o, "job", json_summary(r->summary));
     json_put(o, "reason_text", json_text(r->reason_text));
     json_put(o, "restarts_used", json_integer(r->restarts_used));
+    if (r->has_checkpoint_every_s) {
+        json_put(o, "checkpoint_every_s", json_number(r->checkpoint_every_s));
+        json_put(o, "checkpoint_cost_s", json_number(r->checkpoint_cost_s));
+        json_put(o, "mean_failure_s", json_number(r->mean_failure_s));
+    }
     json_t *list = json_array();
     for (size_t i = 0; i < r->n_attempts; i++)
         json_array_append_new(list, attempt_object(r->attempts[i]));

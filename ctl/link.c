@@ -118,7 +118,8 @@ static void drop_if_broken(struct ctl *ctl, const struct error *err)
         disconnect(ctl);
 }
 
-Boost__Reply *ctl_call(struct ctl *ctl, Boost__Request *request, struct arena *arena, struct error *err)
+static Boost__Reply *call(struct ctl *ctl, Boost__Request *request, int timeout_ms, struct arena *arena,
+                          struct error *err)
 {
     Boost__Reply *reply = NULL;
     if (ensure_connected(ctl, err))
@@ -126,12 +127,22 @@ Boost__Reply *ctl_call(struct ctl *ctl, Boost__Request *request, struct arena *a
     int rc = client_send(&ctl->client, request, CALL_TIMEOUT_MS, err);
     if (!rc) {
         ctl->request_id = request->id;
-        rc = client_receive(&ctl->client, request->id, CALL_TIMEOUT_MS + LONG_POLL_MS, arena, &reply, err);
+        rc = client_receive(&ctl->client, request->id, timeout_ms, arena, &reply, err);
     }
     if (!rc)
         return reply;
     drop_if_broken(ctl, err);
     return NULL;
+}
+
+Boost__Reply *ctl_call(struct ctl *ctl, Boost__Request *request, struct arena *arena, struct error *err)
+{
+    return call(ctl, request, CALL_TIMEOUT_MS + LONG_POLL_MS, arena, err);
+}
+
+Boost__Reply *ctl_call_long(struct ctl *ctl, Boost__Request *request, struct arena *arena, struct error *err)
+{
+    return call(ctl, request, -1, arena, err);
 }
 
 Boost__Reply *ctl_more(struct ctl *ctl, struct arena *arena, struct error *err)

@@ -290,6 +290,31 @@ int checkpoint_verify(const Boost__VerifyCheckpoint *o, struct error *err)
     return rc ? error_context(err, "checkpoint of step %" PRId64 ", attempt %d", o->step, o->attempt) : ERR_OK;
 }
 
+static void add_fault(struct arena *mem, char **list, size_t *n, const struct error *err)
+{
+    list[*n] = arena_strdup(mem, err->message);
+    *n += list[*n] != NULL;
+}
+
+int checkpoint_faults(const Boost__VerifyCheckpoint *o, struct arena *mem, char ***faults, size_t *n, struct error *err)
+{
+    json_t *manifest = NULL;
+    struct error what;
+    *n = 0;
+    *faults = arena_alloc(mem, (o->n_shards + 2) * sizeof **faults);
+    int rc = *faults ? checkpoint_check_dir(o->dir, o->step, o->attempt, err)
+                     : error_set(err, ERR_NOMEM, "out of memory");
+    if (rc)
+        return rc;
+    if (load_manifest(o->dir, o->step, o->attempt, &manifest, &what))
+        add_fault(mem, *faults, n, &what);
+    json_decref(manifest);
+    for (size_t i = 0; i < o->n_shards; i++)
+        if (check_shard(o->dir, o->shards[i]->file, o->shards[i]->bytes, o->shards[i]->crc32c, true, &what))
+            add_fault(mem, *faults, n, &what);
+    return ERR_OK;
+}
+
 int checkpoint_spec(const char *dir, struct arena *a, Boost__JobSpec **out, struct error *err)
 {
     int64_t step, attempt;

@@ -13,6 +13,10 @@ MUST_USE int checkpoint_write_manifest(const Boost__WriteManifest *order, int64_
 /* The manifest is there and of this step and attempt, and every shard has the size and checksum recorded (in the
  * order when it names shards, else in the manifest). ERR_CORRUPT or ERR_NOT_FOUND names what is damaged. */
 MUST_USE int checkpoint_verify(const Boost__VerifyCheckpoint *order, struct error *err);
+/* The same of a registered checkpoint, but all that is wrong with the files, in `mem`; an error only where nothing could
+ * be looked at. */
+MUST_USE int checkpoint_faults(const Boost__VerifyCheckpoint *order, struct arena *mem, char ***faults, size_t *n,
+                               struct error *err);
 /* The resolved spec under which a committed checkpoint was written; lives in `a`. */
 MUST_USE int checkpoint_spec(const char *dir, struct arena *a, Boost__JobSpec **out, struct error *err);
 /* The checkpoints below `parent` that have a manifest, newest first, into out->found, in `mem`; as many as fit a

@@ -13,6 +13,7 @@
 #include "daemon/agent_remote.h"
 #include "daemon/agent_shared.h"
 #include "daemon/agent_stacks.h"
+#include "daemon/agent_tool.h"
 #include "daemon/agent_user.h"
 #include "daemon/keeper_log.h"
 #include "daemon/log.h"
@@ -47,6 +48,7 @@ struct task {
     int64_t moved; /* bytes to or from an object store */
     struct agent_stacks stacks;
     Boost__TaskReply found; /* its `found` only, in `mem` */
+    struct tool_output tool; /* likewise */
     struct arena mem;
 };
 
@@ -101,6 +103,10 @@ static void reply(struct task *t)
                t->order->body_case == BOOST__TASK__BODY_VERIFY) {
         r.has_moved = true;
         r.moved = t->moved;
+    } else if (t->order->body_case == BOOST__TASK__BODY_CHECKPOINT_TOOL) {
+        r.faults = t->tool.faults;
+        r.n_faults = t->tool.n_faults;
+        r.text = t->tool.text;
     } else if (t->order->body_case == BOOST__TASK__BODY_READ_LOG) {
         r.has_data = r.has_next_offset = r.has_finished = true;
         r.data.data = t->data.data;
@@ -187,6 +193,75 @@ static int verify_or_fetch(struct task *t, uint32_t uid, uint32_t gid, struct er
     return rc ? error_context(err, "%.300s", here.message) : ERR_OK;
 }
 
+/* What the headers of the shards say, which only the worker can read. */
+static int verify_headers(struct task *t, uint32_t uid, uint32_t gid, const char *dir, struct error *err)
+{
+    char *argv[] = {t->tasks->agent->worker_path, "ckpt", "verify", "--headers", (char *)(uintptr_t)dir, NULL};
+    return agent_tool_run(argv, uid, gid, &t->mem, &t->tool, err);
+}
+
+/* A checkpoint that an attempt is to start from. */
+static int verify(struct task *t, uint32_t uid, uint32_t gid, struct error *err)
+{
+    const Boost__VerifyCheckpoint *o = t->order->verify;
+    int rc = verify_or_fetch(t, uid, gid, err);
+    if (!rc && verify_headers(t, uid, gid, o->dir, err))
+        rc = err->code = ERR_INTERNAL; /* says nothing about the files */
+    if (!rc && t->tool.n_faults)
+        rc = error_set(err, ERR_CORRUPT, "checkpoint of step %lld, attempt %d: %s", (long long)o->step, o->attempt,
+                       t->tool.faults[0]);
+    return rc;
+}
+
+static int verify_whole(struct task *t, uint32_t uid, uint32_t gid, const Boost__VerifyCheckpoint *o, struct error *err)
+{
+    struct as_user user;
+    char **found;
+    size_t n = 0;
+    int rc = as_user_begin(&user, uid, gid, err);
+    if (!rc) {
+        rc = checkpoint_faults(o, &t->mem, &found, &n, err);
+        as_user_end(&user);
+    }
+    if (!rc)
+        rc = verify_headers(t, uid, gid, o->dir, err);
+    char **all = rc ? NULL : arena_alloc(&t->mem, (n + t->tool.n_faults + 1) * sizeof *all);
+    if (!rc && !all)
+        return error_set(err, ERR_NOMEM, "no memory for what is wrong with %s", o->dir);
+    for (size_t i = 0; !rc && i < n + t->tool.n_faults; i++)
+        all[i] = i < n ? found[i] : t->tool.faults[i - n];
+    if (!rc)
+        t->tool = (struct tool_output){.faults = all, .n_faults = n + t->tool.n_faults, .text = t->tool.text};
+    return rc;
+}
+
+static int checkpoint_tool(struct task *t, uint32_t uid, uint32_t gid, struct error *err)
+{
+    const Boost__CheckpointTool *o = t->order->checkpoint_tool;
+    const Boost__CheckpointRequest *r = o->order;
+    char rank[16], *argv[8];
+    size_t n = 0;
+    if (o->verify)
+        return verify_whole(t, uid, gid, o->verify, err);
+    if (!r || !r->from || *r->from != '/' || !r->to || *r->to != '/')
+        return error_set(err, ERR_PROTOCOL, "the checkpoint tool is not told what to read and what to write");
+    argv[n++] = t->tasks->agent->worker_path;
+    argv[n++] = "ckpt";
+    argv[n++] = r->what == BOOST__CHECKPOINT_REQUEST__WHAT__EXPORT   ? "export"
+                : r->what == BOOST__CHECKPOINT_REQUEST__WHAT__IMPORT ? "import"
+                                                                     : "convert";
+    if (r->what == BOOST__CHECKPOINT_REQUEST__WHAT__EXPORT && r->bf16)
+        argv[n++] = "--bf16";
+    if (r->has_rank) {
+        snprintf(rank, sizeof rank, "--rank=%d", r->rank);
+        argv[n++] = rank;
+    }
+    argv[n++] = r->from;
+    argv[n++] = r->to;
+    argv[n] = NULL;
+    return agent_tool_run(argv, uid, gid, &t->mem, &t->tool, err);
+}
+
 static int run_file_task(struct task *t, struct error *err)
 {
     const Boost__Task *order = t->order;
@@ -196,7 +271,9 @@ static int run_file_task(struct task *t, struct error *err)
     if (order->body_case == BOOST__TASK__BODY_PREFLIGHT)
         return preflight(t, uid, gid, err);
     if (order->body_case == BOOST__TASK__BODY_VERIFY)
-        return verify_or_fetch(t, uid, gid, err);
+        return verify(t, uid, gid, err);
+    if (order->body_case == BOOST__TASK__BODY_CHECKPOINT_TOOL)
+        return checkpoint_tool(t, uid, gid, err);
     struct s3 *s = NULL;
     int rc = ERR_OK;
     if (mirror_of(order))

@@ -9,13 +9,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { MAX_GROUPS = sizeof((struct as_user *)0)->groups / sizeof(gid_t), PASSWD_TEXT = 16 << 10 };
+enum { PASSWD_TEXT = 16 << 10 };
 
-static int groups_of(uid_t uid, gid_t gid, gid_t *groups)
+int as_user_groups(uid_t uid, gid_t gid, gid_t groups[AS_USER_GROUPS])
 {
     struct passwd entry, *found = NULL;
     char text[PASSWD_TEXT];
-    int count = MAX_GROUPS;
+    int count = AS_USER_GROUPS;
     groups[0] = gid;
     if (getpwuid_r(uid, &entry, text, sizeof text, &found) || !found)
         return 1;
@@ -24,7 +24,7 @@ static int groups_of(uid_t uid, gid_t gid, gid_t *groups)
 
 int as_user_begin(struct as_user *u, uid_t uid, gid_t gid, struct error *err)
 {
-    gid_t groups[MAX_GROUPS];
+    gid_t groups[AS_USER_GROUPS];
     u->changed = false;
     if (geteuid() == uid)
         return ERR_OK;
@@ -33,8 +33,8 @@ int as_user_begin(struct as_user *u, uid_t uid, gid_t gid, struct error *err)
                   (unsigned)uid);
         return error_hint(err, "run boost-agent as root, or submit as its user");
     }
-    u->group_count = getgroups(MAX_GROUPS, u->groups);
-    int count = groups_of(uid, gid, groups);
+    u->group_count = getgroups(AS_USER_GROUPS, u->groups);
+    int count = as_user_groups(uid, gid, groups);
     if (u->group_count < 0 || syscall(SYS_setgroups, (size_t)count, groups) < 0)
         return error_errno(err, errno, "cannot take the groups of uid %u", (unsigned)uid);
     u->changed = true;

@@ -9,11 +9,14 @@
 
 #include "proto/base/error.h"
 
+enum { AS_USER_GROUPS = 256 };
 struct as_user {
     bool changed;
     int group_count;
-    gid_t groups[256]; /* the thread's own */
+    gid_t groups[AS_USER_GROUPS]; /* the thread's own */
 };
+/* All groups of the user, `gid` among them; how many. */
+int as_user_groups(uid_t uid, gid_t gid, gid_t groups[AS_USER_GROUPS]);
 
 /* ERR_REFUSED: the agent is neither root nor that user. */
 MUST_USE int as_user_begin(struct as_user *u, uid_t uid, gid_t gid, struct error *err);

@@ -183,6 +183,20 @@ struct core_log {
 void core_read_log(struct core *c, const struct job *job, const Boost__LogsRequest *request,
                    void (*reply)(void *arg, int rc, const struct error *err, const struct core_log *log), void *arg);
 
+/* One checkpoint of the job (NULL: a directory that the request names): pinned, unpinned, or deleted in two phases by the
+ * registry, or given to an agent's tool. Owner, root, admins and the daemon's own user. `reply` is called once, when the
+ * change is durable or the tool is done; what it is given lives until it returns. */
+struct core_ckpt {
+    int64_t job, step; /* job 0: none */
+    int attempt;
+    const char *path, *node, *text; /* may be NULL */
+    char **faults;                  /* VERIFY */
+    size_t n_faults;
+};
+typedef void (*core_ckpt_reply_fn)(void *arg, int rc, const struct error *err, const struct core_ckpt *out);
+void core_checkpoint(struct core *c, struct job *job, const Boost__CheckpointRequest *request,
+                     const struct core_user *user, core_ckpt_reply_fn reply, void *arg);
+
 /* Where the ranks of the live attempt are, asked of its nodes' agents; in pages. */
 struct core_stacks {
     const struct job *job;

@@ -162,6 +162,7 @@ static void load_checkpoint(void *arg, const struct store_checkpoint *row)
     k->changed_ns = row->changed_ns;
     k->damaged = strncmp(row->note, "damaged: ", 9) == 0;
     k->aside = strncmp(row->note, "set aside: ", 11) == 0;
+    k->pinned = row->pinned;
 }
 
 static void load_shard(void *arg, const struct store_shard *row)

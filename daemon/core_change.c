@@ -318,7 +318,8 @@ static void put_checkpoint_row(struct core *c, const struct job *job, const stru
                                                                .note = k->note ? k->note : "",
                                                                .mirror = (int)k->mirror,
                                                                .mirror_url = k->mirror_url ? k->mirror_url : "",
-                                                               .mirror_note = k->mirror_note ? k->mirror_note : ""});
+                                                               .mirror_note = k->mirror_note ? k->mirror_note : "",
+                                                               .pinned = k->pinned});
 }
 
 static int64_t drain_deadline(struct core *c, const struct node *n)

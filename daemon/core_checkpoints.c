@@ -229,10 +229,11 @@ static void commit(struct core *c, struct job *job, struct checkpoint *k, const 
     elastic_committed(c, job);
 }
 
-/* Whether an attempt may still have to read it. */
-static bool in_use(struct core *c, const struct job *job, const struct checkpoint *k)
+bool checkpoint_in_use(struct core *c, const struct job *job, const struct checkpoint *k)
 {
     const struct attempt *a = job_live_attempt(job);
+    if (k->readers > 0)
+        return true;
     if (job->starting && job->starting->candidate == k)
         return true;
     if (init_in_use(c, k) || k->mirror_task)
@@ -253,7 +254,8 @@ void checkpoints_retain(struct core *c, struct job *job)
         bool excess = good >= keep;
         if (!k->damaged && !k->aside)
             good++;
-        if (!excess || in_use(c, job, k) || (!k->damaged && keep_every > 0 && k->step % keep_every == 0))
+        if (!excess || k->pinned || checkpoint_in_use(c, job, k) ||
+            (!k->damaged && keep_every > 0 && k->step % keep_every == 0))
             continue;
         k->state = CKPT(DELETING);
         mark_checkpoint(c, job, k);

@@ -21,6 +21,7 @@
 #define CORE_SHARED_NS    (30 * NS_PER_S)  /* a look into a checkpoint directory                   */
 #define CORE_VERIFY_NS    (600 * NS_PER_S) /* a checkpoint read back whole                        */
 #define CORE_MIRROR_NS    (24 * 3600 * NS_PER_S) /* a copy made or fetched; its requests have limits of their own */
+#define CORE_TOOL_NS      (6 * 3600 * NS_PER_S) /* a checkpoint read and written in another form */
 #define CORE_MANIFEST_NS  (60 * NS_PER_S)
 #define CORE_DELETE_NS    (600 * NS_PER_S)
 #define CORE_LOG_EXTRA_NS (5 * NS_PER_S)  /* over the reader's own wait                          */
@@ -535,6 +536,7 @@ void checkpoints_abandon_open(struct core *c, struct job *job, const struct atte
 /* Of an ended attempt: 0 nothing is open, 1 a manifest is on its way, 2 shards of the newest are missing. */
 int checkpoints_open(const struct job *job, const struct attempt *a);
 void checkpoints_retain(struct core *c, struct job *job);
+bool checkpoint_in_use(struct core *c, const struct job *job, const struct checkpoint *k); /* may still be read */
 void checkpoints_work(struct core *c, struct job *job); /* sends the tasks that are due */
 void checkpoints_run(struct core *c);                   /* all that have work; their next tries are due_at() */
 /* The highest step ever committed by the attempts up to `attempt`, whatever became of it; -1 = none. */

@@ -88,6 +88,12 @@ static void show(struct job *job, const Boost__MetricRecord *record)
             job->step_ms = job->step_ms > 0 ? 0.9 * job->step_ms + 0.1 * m->value : m->value;
         else if (strcmp(m->name, "ckpt_ms") == 0 && isfinite(m->value))
             account_stall(job, m->value / 1e3);
+        else if (strcmp(m->name, "ckpt_every_s") == 0)
+            job->ckpt_every_s = m->value;
+        else if (strcmp(m->name, "ckpt_cost_s") == 0)
+            job->ckpt_cost_s = m->value;
+        else if (strcmp(m->name, "mean_failure_s") == 0)
+            job->mean_failure_s = m->value;
     }
 }
 

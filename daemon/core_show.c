@@ -362,6 +362,8 @@ static Boost__CheckpointInfo *checkpoint_info(const struct checkpoint *k, struct
     x->attempt = k->attempt;
     x->state = k->state;
     x->path = arena_strdup(mem, k->path ? k->path : "");
+    x->has_pinned = k->pinned;
+    x->pinned = k->pinned;
     x->shards = k->n_shards;
     x->world = k->world;
     for (int r = 0; r < k->world; r++)
@@ -420,6 +422,10 @@ Boost__ShowReply *core_show(struct core *c, const struct job *job, struct arena 
         return NULL;
     s->waits = w.list;
     s->n_waits = w.n;
+    s->has_checkpoint_every_s = s->has_checkpoint_cost_s = s->has_mean_failure_s = job->ckpt_every_s > 0;
+    s->checkpoint_every_s = job->ckpt_every_s;
+    s->checkpoint_cost_s = job->ckpt_cost_s;
+    s->mean_failure_s = job->mean_failure_s;
     account_totals(c, job, g);
     s->goodput = g;
     bool waits = job->state == STATE(QUEUED) || job->state == STATE(RECOVERING);

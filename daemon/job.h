@@ -171,6 +171,8 @@ struct checkpoint {
     int n_shards;  /* with `have` */
     bool damaged;  /* did not verify: never resumed from */
     bool aside;    /* the job went on from an older one on purpose: likewise */
+    bool pinned;   /* by a user: retention leaves it */
+    int readers;   /* checkpoint tools that work on it; memory only */
     uint64_t task; /* manifest or delete under way, 0 = none */
     int64_t retry_due;
     int tries;
@@ -202,6 +204,7 @@ struct job {
     int64_t checkpoint_step; /* newest COMMITTED, -1 = none */
     int64_t submitted_ns, started_ns, ended_ns;
     double run_s; /* see job_elapsed_s() */
+    double ckpt_every_s, ckpt_cost_s, mean_failure_s; /* of interval AUTO, as rank 0 has told; 0 = not yet */
     double productive_s, detection_s, restart_s, replay_s, queue_s, stall_s;
     double loss, eval_loss, tokens_per_s, mfu; /* NaN = none */
 

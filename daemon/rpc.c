@@ -321,6 +321,9 @@ static void dispatch(struct rpc_call *call)
     case BOOST__REQUEST__BODY_PING:
         rpc_ping(call);
         return;
+    case BOOST__REQUEST__BODY_CHECKPOINT:
+        rpc_checkpoint(call, r->checkpoint);
+        return;
     case BOOST__REQUEST__BODY_STACKS:
         rpc_stacks(call, r->stacks);
         return;

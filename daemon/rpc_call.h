@@ -90,6 +90,7 @@ void rpc_submit(struct rpc_call *call, const Boost__SubmitRequest *request);
 void rpc_control(struct rpc_call *call, const Boost__ControlRequest *request);
 void rpc_restart(struct rpc_call *call, const Boost__RestartRequest *request);
 void rpc_update(struct rpc_call *call, const Boost__UpdateRequest *request);
+void rpc_checkpoint(struct rpc_call *call, const Boost__CheckpointRequest *request);
 void rpc_node_control(struct rpc_call *call, const Boost__NodeControlRequest *request);
 /* rpc_follow.c */
 void rpc_events(struct rpc_call *call, const Boost__EventsRequest *request);

@@ -375,6 +375,48 @@ void rpc_restart(struct rpc_call *call, const Boost__RestartRequest *request)
                      &call->user, restarted, call);
 }
 
+/* ---- checkpoints ------------------------------------------------------------- */
+
+static void checkpoint_done(void *arg, int rc, const struct error *err, const struct core_ckpt *out)
+{
+    struct rpc_call *call = arg;
+    if (call_abandoned(call))
+        return;
+    if (rc) {
+        call_fail(call, err);
+        return;
+    }
+    Boost__CheckpointReply body = BOOST__CHECKPOINT_REPLY__INIT;
+    Boost__Reply reply = BOOST__REPLY__INIT;
+    reply.body_case = BOOST__REPLY__BODY_CHECKPOINT;
+    reply.checkpoint = &body;
+    body.has_job = body.has_step = body.has_attempt = out->job != 0;
+    body.job = out->job;
+    body.step = out->step;
+    body.attempt = out->attempt;
+    body.path = (char *)(uintptr_t)out->path;
+    body.node = (char *)(uintptr_t)out->node;
+    body.text = (char *)(uintptr_t)out->text;
+    body.faults = out->faults;
+    body.n_faults = out->n_faults;
+    call_reply(call, &reply);
+}
+
+void rpc_checkpoint(struct rpc_call *call, const Boost__CheckpointRequest *request)
+{
+    struct error err;
+    struct job *job = NULL;
+    if (!request->has_what || request->what < BOOST__CHECKPOINT_REQUEST__WHAT__VERIFY ||
+        request->what > BOOST__CHECKPOINT_REQUEST__WHAT__CONVERT) {
+        error_set(&err, ERR_UNSUPPORTED, "boostd does not know what to do with a checkpoint (%d)", (int)request->what);
+        call_fail(call, &err);
+        return;
+    }
+    if (request->job && !(job = call_find_job(call, request->job)))
+        return;
+    core_checkpoint(call->rpc->core, job, request, &call->user, checkpoint_done, call);
+}
+
 /* ---- nodes ------------------------------------------------------------------- */
 
 static void node_controlled(void *arg, int rc, const struct error *err, const char *text)

@@ -23,6 +23,7 @@ openssl                    deploy/make-certs.sh
 libcurl4-openssl-dev       copies of checkpoints in object storage, data files by URL
 libjansson-dev             JSON job files and JSON output
 libdnnl-dev                oneDNN: matrix products on the CPU
+liblapacke-dev             LAPACK: checkpoints of dense models cut to low rank
 libgloo-dev                Gloo: collectives between processes on the CPU
 libcmocka-dev              unit tests
 python3                    test runner and end-to-end tests (standard library only)

@@ -95,6 +95,7 @@ static const struct store_column checkpoint_columns[] = {
     INT(store_checkpoint, mirror),
     TEXT(store_checkpoint, mirror_url),
     TEXT(store_checkpoint, mirror_note),
+    BOOL(store_checkpoint, pinned),
 };
 static const struct store_column shard_columns[] = {
     I64(store_shard, job),

@@ -60,6 +60,7 @@ static const struct store_migration state_migrations[] = {
      "ALTER TABLE checkpoint ADD COLUMN mirror INTEGER NOT NULL DEFAULT 0;"
      "ALTER TABLE checkpoint ADD COLUMN mirror_url TEXT;"
      "ALTER TABLE checkpoint ADD COLUMN mirror_note TEXT;"},
+    {6, "ALTER TABLE checkpoint ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0;"},
 };
 
 /* metric.row ascends in order of arrival without AUTOINCREMENT: thinning keeps the last row of what it

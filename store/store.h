@@ -143,6 +143,7 @@ struct store_checkpoint {
     int mirror; /* Boost__MirrorState__Value */
     const char *mirror_url; /* where the copy is, or is to be */
     const char *mirror_note;
+    bool pinned; /* retention leaves it */
 };
 struct store_shard {
     int64_t job;

@@ -11,7 +11,7 @@ struct agreement {
     int64_t start;       /* steps done when the attempt began */
     int64_t steps;       /* of the whole run */
     int64_t every_steps; /* interval STEPS; 0: none */
-    int64_t every_ns;    /* interval SECONDS; 0: none */
+    int64_t every_ns;    /* interval SECONDS and AUTO, which may change it; 0: none */
     bool first_rank;     /* votes for the interval's checkpoints */
     /* private */
     bool due;            /* the interval's checkpoint is wanted and not agreed yet */

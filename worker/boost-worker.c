@@ -12,6 +12,7 @@
 #include "proto/rankfiles.h"
 #include "proto/reflect.h"
 #include "proto/version.h"
+#include "worker/ckpt_tool.h"
 #include "worker/rank.h"
 #include "worker/signals.h"
 #include "worker/standalone.h"
@@ -21,6 +22,10 @@ enum { EXIT_USAGE = 2, MAX_SET = 256 };
 static const char usage[] =
     "usage: boost-worker --run-dir DIR --rank R\n"
     "       boost-worker --standalone JOBFILE --run-dir DIR [--resume CKPTDIR] [--set a.b=v ...]\n"
+    "       boost-worker ckpt verify [--headers] CKPTDIR\n"
+    "       boost-worker ckpt export [--bf16] [--file-mib N] CKPTDIR DIR\n"
+    "       boost-worker ckpt import HFDIR DIR\n"
+    "       boost-worker ckpt convert [--rank R] CKPTDIR DIR\n"
     "       boost-worker --check-cuda\n"
     "\n"
     "One rank of a training job, as started by boost-keeper from DIR/start.pb; or, with\n"
@@ -145,11 +150,18 @@ static int run_rank(const struct arguments *a, struct error *err)
 int main(int argc, char **argv)
 {
     struct arguments a;
-    int code = parse(argc, argv, &a);
-    if (code)
-        return code;
     struct error err;
     error_clear(&err);
+    int code = 0;
+    if (argc > 1 && !strcmp(argv[1], "ckpt")) {
+        code = ckpt_tool(argc - 2, argv + 2, &err);
+        if (code)
+            complain(&err);
+        return code;
+    }
+    code = parse(argc, argv, &a);
+    if (code)
+        return code;
     if (signals_start(&err))
         code = RANK_EXIT_APP;
     else

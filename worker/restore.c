@@ -186,6 +186,10 @@ int checkpoint_restore(const char *dir, const struct plan *plan, struct engine *
 {
     struct restoring r = {.engine = engine, .status = status};
     int rc = shard_index_open(dir, plan, engine, rank, &r.index, err);
+    if (!rc && shard_index_weights_only(r.index)) {
+        error_set(err, ERR_INVALID, "checkpoint %s holds weights alone", dir);
+        rc = error_hint(err, "set checkpoint.init_from.weights_only: true");
+    }
     if (!rc)
         rc = read_position(shard_index_shared(r.index), plan, at, err);
     if (!rc)

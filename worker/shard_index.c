@@ -47,7 +47,7 @@ struct known {
 struct shard_index {
     const char *dir;
     const struct plan *plan;
-    const struct engine *engine;
+    struct shard_view view;
     int rank, world; /* of the job; ranks that wrote the checkpoint */
     struct safetensors_file shared;
     char *choices;
@@ -142,7 +142,7 @@ static int shard_path(const struct shard_index *x, int rank, char out[PATH_MAX],
 /* The checks of a shard by itself, and that it belongs to the same checkpoint as the first. */
 static int check_shard(const struct shard_index *x, const struct safetensors_file *f, int rank, struct error *err)
 {
-    static const char *const equal[] = {"layout", "job",     "attempt",     "step",      "adam_t", "samples",
+    static const char *const equal[] = {"layout", "holds", "job",     "attempt",     "step",      "adam_t", "samples",
                                         "tokens", "skipped", "skipped_run", "data_seed", "spike"};
     const char *format = safetensors_meta(f, "format"), *says = safetensors_meta(f, "rank");
     char number[16];
@@ -191,9 +191,9 @@ static int list_known(struct shard_index *x, struct error *err)
         snprintf(x->known[i].name, sizeof x->known[i].name, "%s", t.name);
     }
     qsort(x->known, x->n_known, sizeof *x->known, by_name);
-    for (int64_t i = 0; i < engine_tensor_count(x->engine); i++) {
+    for (int64_t i = 0; i < x->view.count; i++) {
         struct state_tensor t;
-        engine_tensor(x->engine, i, STATE_WEIGHT, &t);
+        x->view.tensor(x->view.of, i, STATE_WEIGHT, &t);
         struct known *k = find_known(x, t.tensor.name);
         if (!k)
             return error_set(err, ERR_INTERNAL, "the plan has no tensor %s", t.tensor.name);
@@ -306,7 +306,7 @@ static int add_entry(struct shard_index *x, const struct safetensors_file *f, in
     if (rc || k->i < 0)
         return rc;
     struct state_tensor t;
-    engine_tensor(x->engine, k->i, shard_kinds[kind], &t);
+    x->view.tensor(x->view.of, k->i, shard_kinds[kind], &t);
     if (e->dtype != t.dtype) {
         error_set(err, ERR_INVALID, "%s: tensor %s is %s, this job keeps it as %s", f->path, e->name,
                   dtype_name(e->dtype), dtype_name(t.dtype));
@@ -347,11 +347,18 @@ static int add_shard(struct shard_index *x, int rank, struct error *err)
     return rc;
 }
 
+bool shard_index_weights_only(const struct shard_index *x)
+{
+    const char *says = safetensors_meta(&x->shared, "holds");
+    return says && !strcmp(says, "weights");
+}
+
 /* Every tensor of the model is in some shard. */
 static int check_seen(const struct shard_index *x, struct error *err)
 {
+    int kinds = shard_index_weights_only(x) ? 1 : SHARD_KINDS;
     for (size_t i = 0; i < x->n_known; i++)
-        for (int kind = 0; kind < SHARD_KINDS; kind++) {
+        for (int kind = 0; kind < kinds; kind++) {
             char name[SHARD_NAME_BYTES];
             if (x->known[i].seen[kind])
                 continue;
@@ -377,15 +384,15 @@ static int by_place(const void *a, const void *b)
     return o ? o : order(x->rank, y->rank);
 }
 
-int shard_index_open(const char *dir, const struct plan *plan, const struct engine *engine, int rank,
-                     struct shard_index **out, struct error *err)
+int shard_index_open_view(const char *dir, const struct plan *plan, const struct shard_view *view, int rank,
+                          struct shard_index **out, struct error *err)
 {
     struct shard_index *x = calloc(1, sizeof *x);
     if (!x)
         return error_set(err, ERR_NOMEM, "out of memory");
     x->dir = dir;
     x->plan = plan;
-    x->engine = engine;
+    x->view = *view;
     x->rank = rank;
     x->shared.fd = -1;
     for (int i = 0; i < OPEN_FILES; i++)
@@ -406,6 +413,18 @@ int shard_index_open(const char *dir, const struct plan *plan, const struct engi
         qsort(x->pieces, x->n, sizeof *x->pieces, by_place);
     *out = x;
     return ERR_OK;
+}
+
+static void tensor_of_engine(const void *of, int64_t i, enum state_kind kind, struct state_tensor *out)
+{
+    engine_tensor(of, i, kind, out);
+}
+
+int shard_index_open(const char *dir, const struct plan *plan, const struct engine *engine, int rank,
+                     struct shard_index **out, struct error *err)
+{
+    const struct shard_view view = {engine_tensor_count(engine), tensor_of_engine, engine};
+    return shard_index_open_view(dir, plan, &view, rank, out, err);
 }
 
 void shard_index_close(struct shard_index *x)
@@ -566,6 +585,23 @@ static int copy(struct shard_index *x, const struct piece *p, const struct area 
     return rc;
 }
 
+int shard_index_check(const struct shard_index *x, int64_t i, int kind, struct error *err)
+{
+    struct state_tensor t;
+    struct area whole[AREAS];
+    char name[SHARD_NAME_BYTES];
+    size_t n;
+    x->view.tensor(x->view.of, i, shard_kinds[kind], &t);
+    shard_entry_name(name, t.tensor.name, kind);
+    int wanted = areas_of(t.tensor.row0, t.tensor.col0, t.tensor.ncols, 0, t.tensor.nrows * t.tensor.ncols, whole);
+    const struct piece *p = pieces_of(x, i, kind, &n);
+    int rc = check_once(x, name, p, n, err);
+    for (int a = 0; a < wanted && !rc; a++)
+        if (held(&whole[a], p, n) != whole[a].nrows * whole[a].ncols)
+            rc = incomplete(x, name, &whole[a], p, n, err);
+    return rc;
+}
+
 int shard_index_read(struct shard_index *x, int64_t i, int kind, int64_t first, int64_t count, void *out,
                      struct error *err)
 {
@@ -573,7 +609,7 @@ int shard_index_read(struct shard_index *x, int64_t i, int kind, int64_t first, 
     struct area targets[AREAS];
     char name[SHARD_NAME_BYTES];
     size_t n;
-    engine_tensor(x->engine, i, shard_kinds[kind], &t);
+    x->view.tensor(x->view.of, i, shard_kinds[kind], &t);
     shard_entry_name(name, t.tensor.name, kind);
     int wanted = areas_of(t.tensor.row0, t.tensor.col0, t.tensor.ncols, first, count, targets);
     const struct piece *p = pieces_of(x, i, kind, &n);

@@ -13,12 +13,27 @@
 
 struct shard_index;
 
+/* What of the model is wanted: `count` tensors, of which tensor() tells name, slice and dtype (of the rest nothing is
+ * asked). */
+struct shard_view {
+    int64_t count;
+    void (*tensor)(const void *of, int64_t i, enum state_kind kind, struct state_tensor *out);
+    const void *of;
+};
+
 /* Reads all headers of the directory. ERR_CORRUPT: a shard is missing, damaged or of another checkpoint than the rest.
  * ERR_INVALID: the model is another one, or was kept in another type. The engine is asked for the slices of `rank`
  * only; plan and engine stay the caller's and outlive the index. One thread. */
 MUST_USE int shard_index_open(const char *dir, const struct plan *plan, const struct engine *engine, int rank,
                               struct shard_index **out, struct error *err);
+/* The same for another view than an engine's. */
+MUST_USE int shard_index_open_view(const char *dir, const struct plan *plan, const struct shard_view *view, int rank,
+                                   struct shard_index **out, struct error *err);
 void shard_index_close(struct shard_index *x);
+/* Whether it is without moments and position, as checkpoints are that come from elsewhere. */
+bool shard_index_weights_only(const struct shard_index *x);
+/* ERR_CORRUPT unless each element of the slice lies in the shards exactly once: names tensor, rows and files. */
+MUST_USE int shard_index_check(const struct shard_index *x, int64_t i, int kind, struct error *err);
 
 /* The metadata that all shards share, from one of them; the index's. */
 const struct safetensors_file *shard_index_shared(const struct shard_index *x);

@@ -10,6 +10,7 @@
 #include "proto/base/clock.h"
 #include "worker/agreement.h"
 #include "worker/checkpoint.h"
+#include "worker/pace.h"
 #include "worker/data.h"
 #include "worker/engine.h"
 #include "worker/plan/flops.h"
@@ -22,6 +23,7 @@ struct run {
     struct data data;
     struct checkpoint *checkpoint;
     struct agreement agreement;
+    double checkpoint_cost_s; /* that training stands still for one, smoothed; 0: not known yet */
     struct run_position at;
     int64_t saved_step; /* of the newest checkpoint known here, -1: none */
     int64_t eval_step;  /* of the newest evaluation, -1: none */
@@ -137,8 +139,10 @@ static int start_weights(struct run *r, struct error *err)
         return rc;
     const Boost__Checkpoint *c = r->spec->checkpoint;
     bool by_steps = c->interval == BOOST__INTERVAL__VALUE__STEPS;
-    agreement_init(&r->agreement, r->at.step, r->spec->run->steps, by_steps ? c->every_steps : 0,
-                   by_steps ? 0 : c->every_seconds * NS_PER_S, r->t->rank == 0, clock_mono_ns());
+    bool chosen = c->interval == BOOST__INTERVAL__VALUE__AUTO;
+    int64_t every_ns = chosen ? (int64_t)(PACE_FIRST_S * NS_PER_S) : by_steps ? 0 : c->every_seconds * NS_PER_S;
+    agreement_init(&r->agreement, r->at.step, r->spec->run->steps, by_steps ? c->every_steps : 0, every_ns,
+                   r->t->rank == 0, clock_mono_ns());
     report_progress(report);
     report_step_done(report, r->at.step);
     report_phase(report, BOOST__RANK_UPDATE__PHASE__TRAINING);
@@ -293,6 +297,19 @@ static void tell(struct run *r, const struct step_result *result, double lr, con
 
 /* ---- checkpoint and evaluation ----------------------------------------------------- */
 
+/* The interval that follows from what checkpoints have cost so far. Rank 0's is the one that counts. */
+static void choose_interval(struct run *r, double cost_s, struct metrics *m)
+{
+    const Boost__AttemptStart *start = r->t->start;
+    double failure = start->mean_failure_s > 0 ? start->mean_failure_s : PACE_FAILURE_S;
+    r->checkpoint_cost_s = r->checkpoint_cost_s > 0 ? 0.5 * (r->checkpoint_cost_s + cost_s) : cost_s;
+    double seconds = pace_seconds(r->checkpoint_cost_s, failure);
+    r->agreement.every_ns = (int64_t)(seconds * NS_PER_S);
+    metrics_add(m, "ckpt_every_s", seconds);
+    metrics_add(m, "ckpt_cost_s", r->checkpoint_cost_s);
+    metrics_add(m, "mean_failure_s", failure);
+}
+
 static int checkpoint_now(struct run *r, struct error *err)
 {
     struct report *report = r->t->report;
@@ -310,7 +327,10 @@ static int checkpoint_now(struct run *r, struct error *err)
     if (rc)
         return rc;
     r->saved_step = r->at.step;
-    metrics_add(&m, "ckpt_ms", (double)(clock_mono_ns() - start) / (double)NS_PER_MS);
+    double stall_ms = (double)(clock_mono_ns() - start) / (double)NS_PER_MS;
+    metrics_add(&m, "ckpt_ms", stall_ms);
+    if (r->spec->checkpoint->interval == BOOST__INTERVAL__VALUE__AUTO)
+        choose_interval(r, stall_ms / 1e3, &m);
     if (r->t->rank == 0)
         report_metrics(report, r->at.step, &m);
     return ERR_OK;

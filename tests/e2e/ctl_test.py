@@ -575,8 +575,7 @@ def test_exit_codes(c):
     fails(c, 2, "-q goes before the command", "wait", "1", "-q")
     fails(c, 2, "boostctl metrics JOB -o csv", "-o", "csv", "metrics", "1")
     fails(c, 2, "needs a job", "cancel")
-    for args in (["data"], ["sample", "1"], ["eval", "1", "x"], ["ckpt", "rm", "1"],
-                 ["ckpt", "verify", "1"]):
+    for args in (["data"], ["sample", "1"], ["eval", "1", "x"]):
         fails(c, 5, "not built in this version", *args)
 
 

@@ -87,8 +87,7 @@ const struct built_rule built_rules[] = {
     {"run.tensorboard_dir", BUILT_ANY, 0, NULL},
 
     {"checkpoint.dir", BUILT_LOCAL, 0, "checkpoints in object storage"},
-    {"checkpoint.interval", BUILT_VALUES, BIT(BOOST__INTERVAL__VALUE__STEPS) | BIT(BOOST__INTERVAL__VALUE__SECONDS),
-     "an interval chosen by failure rate"},
+    {"checkpoint.interval", BUILT_ANY, 0, NULL},
     {"checkpoint.every_steps", BUILT_ANY, 0, NULL},
     {"checkpoint.every_seconds", BUILT_ANY, 0, NULL},
     {"checkpoint.keep", BUILT_ANY, 0, NULL},

@@ -68,7 +68,8 @@ static void check_job(const struct store_job *a, const struct store_job *b)
 
 static const struct store_node node = {"gpu01", "b-1", 2, "disk is \"full\"; '--", NULL, 99, 64, 1 << 20, 1000, "",
                                        4, "NVIDIA H200", 143771, 77};
-static const struct store_checkpoint ckpt = {1, 8000, 3, 2, "/d/00-1/step-8000.a3", 2, 7, NULL, 3, "s3://b/p", "no keys"};
+static const struct store_checkpoint ckpt = {
+    1, 8000, 3, 2, "/d/00-1/step-8000.a3", 2, 7, NULL, 3, "s3://b/p", "no keys", true};
 static const struct store_shard shard = {1, 8000, 3, 1, "rank-1.safetensors", INT64_C(1) << 41, 0xffffffffu, 12};
 static const struct store_attempt attempt = {1, 3, 10, 20, "n1:0,1", 1, 2, 3, 8, NULL, true, 15, "n2,n3"};
 
@@ -100,7 +101,7 @@ static void each_checkpoint(void *arg, const struct store_checkpoint *r)
     (void)arg;
     others_seen++;
     assert_true(r->job == ckpt.job && r->step == ckpt.step && r->attempt == ckpt.attempt && r->state == ckpt.state);
-    assert_true(r->world == ckpt.world && r->changed_ns == ckpt.changed_ns);
+    assert_true(r->world == ckpt.world && r->changed_ns == ckpt.changed_ns && r->pinned == ckpt.pinned);
     same_text(r->path, ckpt.path);
     same_text(r->note, ckpt.note);
     assert_int_equal(r->mirror, ckpt.mirror);

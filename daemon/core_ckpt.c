@@ -1,0 +1,244 @@
+/* What users ask of single checkpoints: verify, pin, delete, and to have them read and written in another form, which
+ * an agent does that sees the directory, as the user. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/core_internal.h"
+
+#define WHAT(w) BOOST__CHECKPOINT_REQUEST__WHAT__##w
+
+struct tool_call {
+    core_ckpt_reply_fn reply;
+    void *arg;
+    int64_t job, step; /* job 0: none */
+    int attempt;
+    bool reads; /* counts in the checkpoint's readers */
+    bool replied;
+    Boost__CheckpointRequest__What what;
+    char actor[128], text[512];
+};
+
+static struct checkpoint *checkpoint_of_call(struct core *c, const struct tool_call *x, struct job **job)
+{
+    *job = x->job ? core_job(c, x->job) : NULL;
+    return *job ? job_checkpoint(*job, x->step, x->attempt) : NULL;
+}
+
+static void answer(struct core *c, struct tool_call *x, int rc, const struct error *err, const Boost__TaskReply *said,
+                   const char *node)
+{
+    struct job *job;
+    const struct checkpoint *k = checkpoint_of_call(c, x, &job);
+    struct core_ckpt out = {.job = x->job, .step = x->step, .attempt = x->attempt, .node = node, .text = x->text};
+    if (k)
+        out.path = k->path;
+    if (said && said->text)
+        out.text = said->text;
+    if (said) {
+        out.faults = said->faults;
+        out.n_faults = said->n_faults;
+    }
+    if (!x->replied)
+        x->reply(x->arg, rc, rc ? err : NULL, &out);
+    x->replied = true;
+}
+
+/* ---- pin, unpin, rm: the registry's own ------------------------------------------------------ */
+
+static void changed(struct core *c, void *arg, int rc, const struct error *err)
+{
+    answer(c, arg, rc, err, NULL, NULL);
+}
+
+static void changed_late(struct core *c, void *arg, const struct error *err)
+{
+    struct error late = *err;
+    error_context(&late, "not done yet");
+    error_hint(&late, "it is done by itself as soon as the state directory can be written");
+    answer(c, arg, (int)late.code, &late, NULL, NULL);
+}
+
+static void drop_call(void *arg)
+{
+    free(arg);
+}
+
+static int pin(struct core *c, struct job *job, struct checkpoint *k, bool on, struct tool_call *x)
+{
+    snprintf(x->text, sizeof x->text, "checkpoint of step %" PRId64 " is %s", k->step,
+             on ? "pinned: it stays until it is unpinned" : "no longer pinned");
+    if (k->pinned == on)
+        return ERR_OK;
+    int64_t since = k->changed_ns;
+    k->pinned = on;
+    mark_checkpoint(c, job, k);
+    k->changed_ns = since; /* its state is as old as before */
+    add_event(c, job, k->attempt, NULL, x->actor, on ? "checkpoint-pinned" : "checkpoint-unpinned",
+              "checkpoint of step %" PRId64 " %s", k->step, on ? "stays until it is unpinned" : "may be deleted again");
+    if (!on)
+        checkpoints_retain(c, job);
+    return ERR_OK;
+}
+
+static int delete(struct core *c, struct job *job, struct checkpoint *k, struct tool_call *x, struct error *err)
+{
+    if (k->pinned) {
+        error_set(err, ERR_REFUSED, "the checkpoint of step %" PRId64 " is pinned", k->step);
+        return error_hint(err, "boostctl ckpt unpin %" PRId64 "@%" PRId64, job->id, k->step);
+    }
+    if (checkpoint_in_use(c, job, k)) {
+        error_set(err, ERR_REFUSED, "the checkpoint of step %" PRId64 " is in use: %s", k->step,
+                  k->readers       ? "a checkpoint tool reads it"
+                  : k->mirror_task ? "it is being copied to the mirror"
+                                   : "an attempt starts from it");
+        return error_hint(err, "try again when that is over");
+    }
+    if (!job_state_terminal(job->state) && checkpoints_newest(job, NULL) == k && !checkpoints_newest(job, k)) {
+        error_set(err, ERR_REFUSED,
+                  "the checkpoint of step %" PRId64 " is the only one that job %" PRId64 " can go on from", k->step,
+                  job->id);
+        return error_hint(err, "boostctl checkpoint %" PRId64 " writes another one; an ended job lets it go", job->id);
+    }
+    k->state = CKPT(DELETING);
+    mark_checkpoint(c, job, k);
+    checkpoints_renew(job);
+    add_event(c, job, k->attempt, NULL, x->actor, "checkpoint-removed", "checkpoint of step %" PRId64 " is deleted",
+              k->step);
+    snprintf(x->text, sizeof x->text, "checkpoint of step %" PRId64 " is being deleted", k->step);
+    return ERR_OK;
+}
+
+/* ---- what agents do -------------------------------------------------------------------------- */
+
+static void note_faults(struct core *c, struct job *job, struct checkpoint *k, const struct task *t,
+                        const Boost__TaskReply *said)
+{
+    if (said->n_faults && !k->damaged && k->state == CKPT(COMMITTED))
+        checkpoint_damaged(c, job, k, t->node->name, said->faults[0]);
+}
+
+static void tool_done(struct core *c, struct task *t, int rc, const struct error *err, const Boost__TaskReply *said)
+{
+    struct tool_call *x = t->arg;
+    struct job *job;
+    struct checkpoint *k = checkpoint_of_call(c, x, &job);
+    if (k && x->reads) {
+        k->readers--;
+        x->reads = false;
+        if (!rc && x->what == WHAT(VERIFY))
+            note_faults(c, job, k, t, said);
+        checkpoints_retain(c, job);
+    }
+    answer(c, x, rc, err, rc ? NULL : said, t->node->name);
+}
+
+static int send_tool(struct core *c, struct job *job, struct checkpoint *k, const Boost__CheckpointRequest *request,
+                     const struct core_user *user, struct tool_call *x, struct error *err)
+{
+    struct arena mem;
+    struct task *t = NULL;
+    Boost__CheckpointTool body = BOOST__CHECKPOINT_TOOL__INIT;
+    Boost__VerifyCheckpoint verify = BOOST__VERIFY_CHECKPOINT__INIT;
+    Boost__CheckpointRequest order = *request;
+    Boost__Task task = BOOST__TASK__INIT;
+    uint32_t uid = job ? job->uid : user->uid, gid = job ? job->gid : user->gid;
+    struct node *n = task_node(c, job, uid, SCHED_CPU);
+    int rc = ERR_OK;
+    if (!n) {
+        error_set(err, ERR_UNREACHABLE, "no node is up that could do it for uid %u", uid);
+        return error_hint(err, "boostctl node ls");
+    }
+    arena_init(&mem, 64 << 20);
+    order.job = NULL;
+    if (k)
+        order.from = k->path;
+    body.order = &order;
+    if (k && request->what == WHAT(VERIFY)) {
+        verify.dir = k->path;
+        verify.has_step = verify.has_attempt = true;
+        verify.step = k->step;
+        verify.attempt = k->attempt;
+        verify.n_shards = (size_t)k->world;
+        body.verify = &verify;
+        rc = checkpoint_shard_records(k, &mem, &verify.shards);
+    }
+    task.body_case = BOOST__TASK__BODY_CHECKPOINT_TOOL;
+    task.checkpoint_tool = &body;
+    if (rc)
+        rc = error_set(err, ERR_NOMEM, "out of memory");
+    else if (!task_send(c, n, job, uid, gid, &task, CORE_TOOL_NS, tool_done, &t))
+        rc = error_set(err, ERR_UNREACHABLE, "node %s cannot be reached", n->name);
+    arena_free(&mem);
+    if (rc)
+        return rc;
+    t->arg = x;
+    t->drop = drop_call;
+    if (k)
+        k->readers++;
+    x->reads = k != NULL;
+    return ERR_OK;
+}
+
+/* ---- asking ---------------------------------------------------------------------------------- */
+
+static int check(struct core *c, const struct job *job, const Boost__CheckpointRequest *r, const struct core_user *user,
+                 struct error *err)
+{
+    bool writes = r->what == WHAT(EXPORT) || r->what == WHAT(IMPORT) || r->what == WHAT(CONVERT);
+    if (job && !user->admin && user->uid != 0 && user->uid != c->ops.uid && user->uid != job->uid) {
+        error_set(err, ERR_REFUSED, "job %" PRId64 " belongs to %s (uid %u)", job->id, job->user, job->uid);
+        return error_hint(err, "only its owner, root, an admin and the user of boostd may do that");
+    }
+    if (!job && (!writes || !r->from || *r->from != '/'))
+        return error_set(err, ERR_INVALID, "the request names neither a job nor a directory by its full path");
+    if (writes && (!r->to || *r->to != '/'))
+        return error_set(err, ERR_INVALID, "the directory to write has to be a full path");
+    if (r->what == WHAT(RM) && !r->has_step)
+        return error_set(err, ERR_INVALID, "deleting a checkpoint needs its step: boostctl ckpt rm JOB@STEP");
+    if (r->has_rank && (r->what != WHAT(CONVERT) || r->rank < 1))
+        return error_set(err, ERR_INVALID, "rank %d: a conversion to SVD takes one from 1", r->rank);
+    return ERR_OK;
+}
+
+/* The one that is named: of several attempts the last; damaged ones too, but where the newest is asked for. */
+static int choose(const struct job *job, const Boost__CheckpointRequest *r, struct checkpoint **out, struct error *err)
+{
+    int rc = checkpoint_choose(job, r->has_step ? r->step : -1, out, err);
+    for (int i = 0; rc && r->has_step && i < job->n_checkpoints; i++)
+        if (job->checkpoints[i]->step == r->step && job->checkpoints[i]->state == CKPT(COMMITTED))
+            *out = job->checkpoints[i];
+    return *out ? ERR_OK : rc;
+}
+
+void core_checkpoint(struct core *c, struct job *job, const Boost__CheckpointRequest *request,
+                     const struct core_user *user, core_ckpt_reply_fn reply, void *arg)
+{
+    struct error err;
+    struct checkpoint *k = NULL;
+    struct tool_call *x = calloc(1, sizeof *x);
+    int rc = x ? check(c, job, request, user, &err) : error_set(&err, ERR_NOMEM, "out of memory");
+    bool registry = request->what == WHAT(PIN) || request->what == WHAT(UNPIN) || request->what == WHAT(RM);
+    if (!rc && job)
+        rc = choose(job, request, &k, &err);
+    if (!rc) {
+        *x = (struct tool_call){.reply = reply, .arg = arg, .what = request->what};
+        snprintf(x->actor, sizeof x->actor, "uid %u (%s)", user->uid, user->name ? user->name : "?");
+        x->job = job ? job->id : 0;
+        x->step = k ? k->step : 0;
+        x->attempt = k ? k->attempt : 0;
+    }
+    if (!rc && registry)
+        rc = request->what == WHAT(RM) ? delete(c, job, k, x, &err)
+                                       : pin(c, job, k, request->what == WHAT(PIN), x);
+    else if (!rc)
+        rc = send_tool(c, job, k, request, user, x, &err);
+    if (rc) {
+        reply(arg, rc, &err, NULL);
+        free(x);
+    } else if (registry) {
+        after_durable_or_late(c, changed, changed_late, x, drop_call);
+    }
+    change_commit(c);
+}
