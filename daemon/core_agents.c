@@ -106,6 +106,7 @@ static void rebuild_holdings(struct core *c, struct node *n, const Boost__Regist
         if (h && ours && verdict(c, n, x) == BOOST__VERDICT__WHAT__FENCE && n->admin == ADMIN(DRAINING))
             h->overdue = true;
     }
+    spares_give_way(c, n);
     node_undrain(c, n);
     node_emptied(c, n);
 }

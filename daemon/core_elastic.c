@@ -125,7 +125,7 @@ void spares_hold(struct core *c, struct job *job)
     struct attempt *a = job_spare_holder(job);
     for (int i = 0; a && i < a->n_spares; i++) {
         struct node *n = node_get(c, a->spares[i]);
-        if (n && n->admin == ADMIN(NONE))
+        if (n) /* also out of use: whoever took it out and wanted it back struck it off the list */
             spare_hold(c, job, n);
     }
 }
@@ -139,21 +139,31 @@ static void spare_remove(struct attempt *a, const char *node)
         }
 }
 
+static void spare_lost(struct core *c, struct node *n, int64_t job_id, const char *why)
+{
+    struct job *job = core_job(c, job_id);
+    struct attempt *a = job ? job_attempt(job, job->n_attempts) : NULL;
+    node_release(c, n, job_id, SPARE);
+    if (!a)
+        return;
+    spare_remove(a, n->name);
+    mark_attempt(c, job, a);
+    add_event(c, job, a->number, n->name, "controller", "spare-lost", "%s is no spare any more: %s", n->name, why);
+    elastic_wanted(c, job);
+}
+
 void spares_lost(struct core *c, struct node *n, const char *why)
 {
-    for (int i = n->n_holdings - 1; i >= 0; i--) {
-        if (!n->holdings[i].spare)
-            continue;
-        struct job *job = core_job(c, n->holdings[i].job);
-        struct attempt *a = job ? job_attempt(job, job->n_attempts) : NULL;
-        node_release(c, n, n->holdings[i].job, SPARE);
-        if (!a)
-            continue;
-        spare_remove(a, n->name);
-        mark_attempt(c, job, a);
-        add_event(c, job, a->number, n->name, "controller", "spare-lost", "%s is no spare any more: %s", n->name, why);
-        elastic_wanted(c, job);
-    }
+    for (int i = n->n_holdings - 1; i >= 0; i--)
+        if (n->holdings[i].spare)
+            spare_lost(c, n, n->holdings[i].job, why);
+}
+
+void spares_give_way(struct core *c, struct node *n)
+{
+    for (int i = n->n_holdings - 1; i >= 0; i--)
+        if (n->holdings[i].spare && node_room(n, n->holdings[i].pool) < 0)
+            spare_lost(c, n, n->holdings[i].job, "others have its devices");
 }
 
 bool job_has_spares(const struct job *job)

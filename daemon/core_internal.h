@@ -330,6 +330,7 @@ struct holding *node_hold(struct node *n, int64_t job, int attempt, enum sched_p
 void node_release(struct core *c, struct node *n, int64_t job, int attempt);
 int node_slots(const struct node *n, enum sched_pool pool); /* that work */
 int node_busy(const struct node *n, enum sched_pool pool);
+int node_room(const struct node *n, enum sched_pool pool); /* negative: more is held than is there */
 int node_free_slots(const struct node *n, enum sched_pool pool);
 /* Takes over what the agent says of its GPUs (NULL: nothing yet); tells what became unhealthy, and healthy again. */
 void node_devices(struct core *c, struct node *n, const Boost__DeviceReport *report);
@@ -396,6 +397,8 @@ bool spare_add(struct core *c, struct job *job, struct node *n); /* to those of 
 void spares_hold(struct core *c, struct job *job);    /* those that its newest attempt lists */
 void spares_release(struct core *c, struct job *job); /* likewise; the list stays */
 void spares_lost(struct core *c, struct node *n, const char *why);
+/* The list outlives the holding: behind a restart, what it names may have been given to others meanwhile. */
+void spares_give_way(struct core *c, struct node *n);
 
 /* ---- core_show_nodes.c ---------------------------------------------------------------- */
 

@@ -143,7 +143,7 @@ int node_busy(const struct node *n, enum sched_pool pool)
     return slots;
 }
 
-int node_free_slots(const struct node *n, enum sched_pool pool)
+int node_room(const struct node *n, enum sched_pool pool)
 {
     int slots = node_slots(n, pool) - node_busy(n, pool);
     /* One that broke under an attempt is neither among those that work nor does it take one of them. */
@@ -153,6 +153,12 @@ int node_free_slots(const struct node *n, enum sched_pool pool)
         for (int k = 0; !works(d) && d->has_job && k < n->n_holdings; k++)
             slots += n->holdings[k].job == d->job && n->holdings[k].attempt == d->attempt;
     }
+    return slots;
+}
+
+int node_free_slots(const struct node *n, enum sched_pool pool)
+{
+    int slots = node_room(n, pool);
     return slots > 0 ? slots : 0;
 }
 

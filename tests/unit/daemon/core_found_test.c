@@ -135,13 +135,28 @@ static int busy(struct world *w)
     return n;
 }
 
+/* One device on each of so many nodes, and a spare one. */
+static int64_t submit_with_spare(struct world *w, struct arena *mem, int nodes)
+{
+    static Boost__Resources resources;
+    Boost__JobSpec *spec = spec_new(mem);
+    boost__resources__init(&resources);
+    spec->parallel->tp = 1;
+    spec->parallel->has_dp = true;
+    spec->parallel->dp = nodes;
+    spec->resources = &resources;
+    resources.has_nodes = resources.has_devices_per_node = resources.has_spares = true;
+    resources.nodes = nodes;
+    resources.devices_per_node = resources.spares = 1;
+    return submit_spec(w, spec, false);
+}
+
 /* Under a limit on its user's running jobs the next attempt is placed without the spare, which has to come free. */
 static void a_spare_goes_with_its_attempt(void **state)
 {
     (void)state;
     struct world *w = world_new();
     struct arena mem;
-    Boost__Resources resources = BOOST__RESOURCES__INIT;
     arena_init(&mem, 1 << 20);
     w->config.user_running_jobs = 1;
     controller_restart(w);
@@ -150,15 +165,7 @@ static void a_spare_goes_with_its_attempt(void **state)
         snprintf(name, sizeof name, "n%d", i + 1);
         join_world(w, agent_add(w, name, 1));
     }
-    Boost__JobSpec *spec = spec_new(&mem);
-    spec->parallel->tp = 1;
-    spec->parallel->has_dp = true;
-    spec->parallel->dp = 2;
-    spec->resources = &resources;
-    resources.has_nodes = resources.has_devices_per_node = resources.has_spares = true;
-    resources.nodes = 2;
-    resources.devices_per_node = resources.spares = 1;
-    int64_t id = submit_spec(w, spec, false);
+    int64_t id = submit_with_spare(w, &mem, 2);
     assert_int_equal(busy(w), 3);
     for (int k = 1; k <= 2; k++) {
         for (int i = 0; i < 2; i++)
@@ -216,6 +223,18 @@ static void an_end_that_is_not_durable_stays_with_its_agent(void **state)
     world_free(w);
 }
 
+static void say_health(struct world *w, struct fake_agent *a, bool sound)
+{
+    Boost__FailedCheck failed = BOOST__FAILED_CHECK__INIT, *list = &failed;
+    Boost__HealthReport report = BOOST__HEALTH_REPORT__INIT;
+    Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
+    report.failed = &list;
+    report.n_failed = !sound;
+    m.body_case = BOOST__AGENT_MESSAGE__BODY_HEALTH;
+    m.health = &report;
+    say(w, a->name, &m);
+}
+
 /* A node is found unsound while a checkpoint is verified for a job that is to start there. */
 static void a_start_goes_with_its_nodes_health(void **state)
 {
@@ -233,14 +252,7 @@ static void a_start_goes_with_its_nodes_health(void **state)
     for (int i = 0; i < 40 && !a->verifies; i++)
         advance(w, 250);
     assert_int_equal(a->verifies, 1);
-    Boost__FailedCheck failed = BOOST__FAILED_CHECK__INIT, *list = &failed;
-    Boost__HealthReport report = BOOST__HEALTH_REPORT__INIT;
-    Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
-    report.failed = &list;
-    report.n_failed = 1;
-    m.body_case = BOOST__AGENT_MESSAGE__BODY_HEALTH;
-    m.health = &report;
-    say(w, a->name, &m);
+    say_health(w, a, false);
     Boost__TaskReply r = BOOST__TASK_REPLY__INIT;
     Boost__AgentMessage reply = BOOST__AGENT_MESSAGE__INIT;
     r.has_id = 1;
@@ -254,6 +266,86 @@ static void a_start_goes_with_its_nodes_health(void **state)
     world_free(w);
 }
 
+/* Its node was found unsound and is well again, with a new controller in between: still the job's, or not its spare. */
+static void a_spare_outlives_the_controller_on_an_unsound_node(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct arena mem;
+    arena_init(&mem, 1 << 20);
+    struct fake_agent *a = agent_add(w, "n1", 1), *b = agent_add(w, "n2", 2);
+    join_world(w, a);
+    join_world(w, b);
+    int64_t first = submit_with_spare(w, &mem, 1);
+    assert_int_equal(busy(w), 2);
+    say_health(w, b, false);
+    pump(w);
+    for (int k = 0; k < 2; k++) {
+        controller_restart(w);
+        join_world(w, a);
+        join_world(w, b);
+        say_health(w, b, true);
+        pump(w);
+        assert_int_equal(busy(w), 2);
+        assert_int_equal(job_attempt(job_of(w, first), 1)->n_spares, 1);
+        if (k == 0) {
+            int64_t second = submit(w); /* two devices of a node */
+            advance(w, 1000);
+            assert_state(w, second, QUEUED);
+        }
+    }
+    arena_free(&mem);
+    world_free(w);
+}
+
+/* A job that waits for nodes has let its spare go, and the list of its last attempt still has it. */
+static void a_spare_that_was_given_away_is_not_held_again(void **state)
+{
+    (void)state;
+    static const struct core_user root = {.uid = 0, .name = "root"};
+    struct world *w = world_new();
+    struct arena mem;
+    arena_init(&mem, 1 << 20);
+    struct fake_agent *n[3];
+    for (int i = 0; i < 3; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "n%d", i + 1);
+        join_world(w, n[i] = agent_add(w, name, 1));
+    }
+    int64_t first = submit_with_spare(w, &mem, 2);
+    assert_int_equal(busy(w), 3);
+    for (int i = 0; i < 2; i++) {
+        core_node_control(w->core, BOOST__NODE_CONTROL_REQUEST__VERB__CORDON, n[i]->name, "x", -1, &root, on_control,
+                          w);
+        say_step(w, n[i], newest(w, n[i], first), 1);
+    }
+    pump(w);
+    for (int i = 0; i < 2; i++) {
+        say_end_of(w, n[i], newest(w, n[i], first), 0, (struct end){.signal = 9});
+        say_node_end(w, n[i], newest(w, n[i], first));
+    }
+    advance(w, 5000);
+    assert_state(w, first, RECOVERING);
+    assert_int_equal(busy(w), 0);
+    Boost__JobSpec *spec = spec_new(&mem);
+    spec->parallel->tp = 1;
+    int64_t second = submit_spec(w, spec, false);
+    advance(w, 1000);
+    assert_state(w, second, STARTING);
+    for (int k = 0; k < 2; k++) {
+        controller_restart(w);
+        for (int i = 0; i < 3; i++)
+            join_world(w, n[i]);
+        pump(w);
+        assert_int_equal(busy(w), 1);
+        assert_state(w, second, STARTING);
+    }
+    assert_int_equal(count_events(w, first, "spare-lost"), 1);
+    assert_says(event_of(w, first, "spare-lost")->text, "others have its devices");
+    arena_free(&mem);
+    world_free(w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -264,6 +356,8 @@ int main(void)
         cmocka_unit_test(an_operators_cordon_outlives_the_controllers_drain),
         cmocka_unit_test(a_spare_goes_with_its_attempt),
         cmocka_unit_test(a_start_goes_with_its_nodes_health),
+        cmocka_unit_test(a_spare_outlives_the_controller_on_an_unsound_node),
+        cmocka_unit_test(a_spare_that_was_given_away_is_not_held_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
