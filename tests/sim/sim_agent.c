@@ -364,7 +364,7 @@ static void ask_checkpoint(struct sim *s, const struct run *r)
 
 static void trace_order(struct sim *s, const struct sim_node *n, const Boost__ControllerMessage *m)
 {
-    const char *name = s->trace ? m->base.descriptor->fields[m->body_case - 1].name : "";
+    const char *name = s->trace ? protobuf_c_message_descriptor_get_field(m->base.descriptor, m->body_case)->name : "";
     switch (m->body_case) {
     case BOOST__CONTROLLER_MESSAGE__BODY_START:
         trace(s, "%s <- start %lld.%d", n->name, (long long)m->start->start->job, m->start->start->attempt);

@@ -122,7 +122,7 @@ static void done(struct sim *s, struct event *e)
         abort();
     int code = work(s, n, t);
     trace(s, "%s: task %llu (%s): %s", n->name, (unsigned long long)t->id,
-          t->base.descriptor->fields[t->body_case - 1].name, code ? "fails" : "done");
+          protobuf_c_message_descriptor_get_field(t->base.descriptor, t->body_case)->name, code ? "fails" : "done");
     reply(s, n, t->id, code);
     boost__task__free_unpacked(t, NULL);
 }
