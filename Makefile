@@ -271,12 +271,16 @@ BENCHES := $(patsubst tests/bench/%.c,$(BUILD)/bench/%,$(wildcard tests/bench/*.
 BENCH_SUPPORT := $(call objs,$(wildcard tests/bench/support/*.c))
 # Headers of CUPTI, cuBLASLt and the CUDA backend's streams; without the toolkit the programs say what they cannot do.
 $(addprefix $(BUILD)/obj/tests/bench/support/,trace.o op_times.o gemm_candidates.o): FILE_FLAGS = $(CUDA_DIR:%=-isystem %/include)
-# The controller's own; the others are of the worker.
+# The controller's and the agent's own; the others are of the worker.
 $(BUILD)/bench/core_bench: $(BUILD)/obj/tests/bench/core_bench.o $(L_DAEMON)
 	@mkdir -p $(@D)
 	@$(CC) $(LDFLAGS) $(RPATH) -o $@ $^ $(S_DAEMON)
 	@echo "  LD   $@"
-$(filter-out $(BUILD)/bench/core_bench,$(BENCHES)): $(BUILD)/bench/%: $(BUILD)/obj/tests/bench/%.o $(BENCH_SUPPORT) $(L_WORKER)
+$(BUILD)/bench/mirror_bench: $(BUILD)/obj/tests/bench/mirror_bench.o $(L_REMOTE)
+	@mkdir -p $(@D)
+	@$(CC) $(LDFLAGS) $(RPATH) -o $@ $^ $(S_REMOTE)
+	@echo "  LD   $@"
+$(filter-out $(addprefix $(BUILD)/bench/,core_bench mirror_bench),$(BENCHES)): $(BUILD)/bench/%: $(BUILD)/obj/tests/bench/%.o $(BENCH_SUPPORT) $(L_WORKER)
 	@mkdir -p $(@D)
 	@$(CC) $(LDFLAGS) $(RPATH) -o $@ $^ $(S_WORKER) $(S_TLS)
 	@echo "  LD   $@"
@@ -284,7 +288,7 @@ $(filter-out $(BUILD)/bench/core_bench,$(BENCHES)): $(BUILD)/bench/%: $(BUILD)/o
 .PHONY: all setup tests test test-full test-system soak bench gpu-bundle demo lint clean FORCE
 setup:
 	@sh deploy/setup.sh
-tests: $(UNIT_TESTS) $(ISSUE_TESTS) $(FAKES) $(SIMULATOR) $(GPU_PROGRAMS)
+tests: $(BUILD)/bench/mirror_bench $(UNIT_TESTS) $(ISSUE_TESTS) $(FAKES) $(SIMULATOR) $(GPU_PROGRAMS)
 test: setup
 	@$(MAKE) --no-print-directory all tests
 	@python3 tests/run.py --build $(BUILD)

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/agent_data.h"
 #include "daemon/agent_node.h"
 #include "daemon/agent_preflight.h"
 #include "daemon/keeper.h"
@@ -47,6 +48,7 @@ struct launch {
     Boost__Reason__Value reason;
     struct findings found; /* wrong with the node */
     bool prolog_failed;
+    Boost__JobSpec *spec; /* with files in the place of URLs; NULL: there are none */
 };
 
 static int make_pages(const struct agent_attempt *a, struct error *err)
@@ -74,9 +76,11 @@ static int make_pages(const struct agent_attempt *a, struct error *err)
 }
 
 /* The directory is the job's user's own; start.pb comes last and makes it count. */
-static int make_run_dir(const struct agent_attempt *a, struct error *err)
+static int make_run_dir(const struct agent_attempt *a, Boost__JobSpec *spec, struct error *err)
 {
     char path[PATH_MAX];
+    Boost__AttemptStart start = *a->start;
+    start.spec = spec;
     struct buffer packed;
     buffer_init(&packed, LIMIT_FRAME);
     int rc = fs_remove_tree(a->run_dir, err);
@@ -86,11 +90,11 @@ static int make_run_dir(const struct agent_attempt *a, struct error *err)
         rc = make_pages(a, err);
     if (!rc)
         rc = fs_join(path, sizeof path, err, a->run_dir, "start.pb");
-    uint8_t *at = buffer_reserve(&packed, boost__attempt_start__get_packed_size(a->start));
+    uint8_t *at = buffer_reserve(&packed, boost__attempt_start__get_packed_size(&start));
     if (!rc && !at)
         rc = error_set(err, ERR_INVALID, "the start order is over %d bytes", LIMIT_FRAME);
     if (!rc) {
-        packed.len = boost__attempt_start__pack(a->start, at);
+        packed.len = boost__attempt_start__pack(&start, at);
         rc = fs_write_durable(path, packed.data, packed.len, 0644, err);
     }
     if (!rc && geteuid() == 0 && chown(a->run_dir, a->uid, a->start->gid) < 0)
@@ -143,7 +147,13 @@ static void prepare(uv_work_t *work)
     struct agent_attempt *a = l->a;
     uint32_t gid = a->start->has_gid ? a->start->gid : (uint32_t)getegid();
     l->class_ = BOOST__EXIT_CLASS__VALUE__SPEC;
-    l->rc = agent_preflight(a->start->spec, a->uid, gid, &l->reason, &l->err);
+    l->reason = BOOST__REASON__VALUE__DataError;
+    if (data_has_urls(a->start->spec))
+        l->rc = data_local(a->start->spec, &l->spec, &l->err);
+    if (l->rc)
+        return;
+    Boost__JobSpec *spec = l->spec ? l->spec : a->start->spec;
+    l->rc = agent_preflight(spec, a->uid, gid, &l->reason, &l->err);
     if (l->rc)
         return;
     l->class_ = BOOST__EXIT_CLASS__VALUE__INFRA;
@@ -156,7 +166,7 @@ static void prepare(uv_work_t *work)
     if (!l->rc)
         l->rc = run_prolog(l);
     if (!l->rc)
-        l->rc = make_run_dir(a, &l->err);
+        l->rc = make_run_dir(a, spec, &l->err);
     if (l->rc == ERR_NOSPACE)
         l->reason = BOOST__REASON__VALUE__DiskFull;
 }
@@ -184,6 +194,9 @@ static void prepared(uv_work_t *work, int status)
     struct launch *l = work->data;
     struct agent_attempt *a = l->a;
     a->busy--;
+    if (l->spec)
+        protobuf_c_message_free_unpacked(&l->spec->base, NULL);
+    l->spec = NULL;
     if (a->cancel_fd > 0)
         close(a->cancel_fd);
     a->cancel_fd = 0;

@@ -55,12 +55,13 @@ int agent_s3_credentials(const Boost__AgentConfig *config, uid_t uid, gid_t gid,
     return rc;
 }
 
-int agent_s3_open(const Boost__AgentConfig *config, uid_t uid, gid_t gid, const atomic_bool *stop, struct s3 **out,
-                  struct error *err)
+int agent_s3_open(const Boost__AgentConfig *config, uid_t uid, gid_t gid, const atomic_bool *stop, int tries,
+                  struct s3 **out, struct error *err)
 {
     struct s3_options o = {.http = agent_http_options(config, stop), .endpoint = config->s3_endpoint,
                            .region = config->s3_region, .path_style = config->s3_path_style,
                            .part_bytes = (int64_t)config->s3_part_kib << 10};
+    o.http.tries = tries;
     int rc = agent_s3_credentials(config, uid, gid, &o.credentials, err);
     if (!rc)
         rc = s3_open(&o, out, err);

@@ -17,7 +17,8 @@ struct http_options agent_http_options(const Boost__AgentConfig *config, const a
  * read as the user, whatever it is a link to. ERR_NOT_FOUND: there are none. */
 MUST_USE int agent_s3_credentials(const Boost__AgentConfig *config, uid_t uid, gid_t gid, struct s3_credentials *out,
                                   struct error *err);
-MUST_USE int agent_s3_open(const Boost__AgentConfig *config, uid_t uid, gid_t gid, const atomic_bool *stop,
+/* `tries` of each request, 0: HTTP_TRIES. */
+MUST_USE int agent_s3_open(const Boost__AgentConfig *config, uid_t uid, gid_t gid, const atomic_bool *stop, int tries,
                            struct s3 **out, struct error *err);
 
 #endif

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "daemon/agent_checkpoint.h"
+#include "daemon/agent_data.h"
 #include "daemon/agent_mirror.h"
 #include "daemon/agent_node.h"
 #include "daemon/agent_preflight.h"
@@ -100,7 +101,7 @@ static void reply(struct task *t)
         r.found = t->found.found;
         r.n_found = t->found.n_found;
     } else if (t->order->body_case == BOOST__TASK__BODY_MIRROR_CHECKPOINT ||
-               t->order->body_case == BOOST__TASK__BODY_VERIFY) {
+               t->order->body_case == BOOST__TASK__BODY_FETCH_DATA || t->order->body_case == BOOST__TASK__BODY_VERIFY) {
         r.has_moved = true;
         r.moved = t->moved;
     } else if (t->order->body_case == BOOST__TASK__BODY_CHECKPOINT_TOOL) {
@@ -120,6 +121,12 @@ static void reply(struct task *t)
 }
 
 /* ---- in a thread ---- */
+
+static struct data_fetch data_work(const struct task *t, uint32_t uid, uint32_t gid)
+{
+    const struct agent *agent = t->tasks->agent;
+    return (struct data_fetch){agent->config, agent->attempts_dir, &agent->ending, uid, gid};
+}
 
 /* That there are keys: whether they are the right ones only the store can say, and that may take its time. */
 static int preflight_mirror(const struct task *t, uint32_t uid, uint32_t gid, struct error *err)
@@ -149,6 +156,10 @@ static int preflight(const struct task *t, uint32_t uid, uint32_t gid, struct er
         rc = agent_preflight_init(spec, uid, gid, err);
     if (!rc)
         rc = preflight_mirror(t, uid, gid, err);
+    if (!rc && data_has_urls(spec)) {
+        struct data_fetch x = data_work(t, uid, gid);
+        rc = data_look(&x, spec, err);
+    }
     bool cuda = spec && spec->resources && spec->resources->device == BOOST__DEVICE__VALUE__CUDA;
     return rc || !cuda || !t->gpus ? rc : agent_preflight_cuda(t->tasks->agent->worker_path, err);
 }
@@ -178,7 +189,7 @@ static int verify_or_fetch(struct task *t, uint32_t uid, uint32_t gid, struct er
     if ((rc != ERR_NOT_FOUND && rc != ERR_CORRUPT) || !o->mirror || !*o->mirror)
         return rc;
     here = *err;
-    rc = agent_s3_open(agent->config, uid, gid, &agent->ending, &s, err);
+    rc = agent_s3_open(agent->config, uid, gid, &agent->ending, 0, &s, err);
     if (!rc)
         rc = as_user_begin(&user, uid, gid, err);
     else if (rc == ERR_NOT_FOUND) /* keys: says nothing about the checkpoint */
@@ -274,10 +285,15 @@ static int run_file_task(struct task *t, struct error *err)
         return verify(t, uid, gid, err);
     if (order->body_case == BOOST__TASK__BODY_CHECKPOINT_TOOL)
         return checkpoint_tool(t, uid, gid, err);
+    if (order->body_case == BOOST__TASK__BODY_FETCH_DATA) {
+        struct data_fetch x = data_work(t, uid, gid);
+        return order->fetch_data->spec ? data_fetch(&x, order->fetch_data->spec, &t->moved, err)
+                                       : error_set(err, ERR_PROTOCOL, "an order to fetch names no job");
+    }
     struct s3 *s = NULL;
     int rc = ERR_OK;
     if (mirror_of(order))
-        rc = agent_s3_open(t->tasks->agent->config, uid, gid, &t->tasks->agent->ending, &s, err);
+        rc = agent_s3_open(t->tasks->agent->config, uid, gid, &t->tasks->agent->ending, 0, &s, err);
     if (rc == ERR_NOT_FOUND) /* the keys, not the files */
         rc = err->code = ERR_REFUSED;
     if (!rc)

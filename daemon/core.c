@@ -184,8 +184,10 @@ void core_destroy(struct core *c)
     parked_free(c);
     metrics_free(c);
     for (int i = 0; i < c->n_jobs; i++) {
-        if (c->jobs[i]->starting)
+        if (c->jobs[i]->starting) {
+            free(c->jobs[i]->starting->fetches);
             free(c->jobs[i]->starting->nodes);
+        }
         free(c->jobs[i]->starting);
         job_free(c->jobs[i]);
     }

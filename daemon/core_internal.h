@@ -21,6 +21,7 @@
 #define CORE_SHARED_NS    (30 * NS_PER_S)  /* a look into a checkpoint directory                   */
 #define CORE_VERIFY_NS    (600 * NS_PER_S) /* a checkpoint read back whole                        */
 #define CORE_MIRROR_NS    (24 * 3600 * NS_PER_S) /* a copy made or fetched; its requests have limits of their own */
+#define CORE_FETCH_NS     (24 * 3600 * NS_PER_S) /* likewise */
 #define CORE_TOOL_NS      (6 * 3600 * NS_PER_S) /* a checkpoint read and written in another form */
 #define CORE_MANIFEST_NS  (60 * NS_PER_S)
 #define CORE_DELETE_NS    (600 * NS_PER_S)
@@ -111,6 +112,8 @@ struct core_start {
     int proving;                  /* core_shared: the node that is asked */
     char nonce[48];
     uint64_t task;
+    uint64_t *fetches; /* core_data: tasks, by node; 0: it has its data. NULL: not asked yet */
+    int fetching;      /* so many are not answered */
     int64_t since;
 };
 
@@ -476,6 +479,8 @@ void start_proven(struct core *c, struct job *job);
 void found_search(struct core *c, struct job *job);
 void start_searched(struct core *c, struct job *job);
 void checkpoints_renew(struct job *job); /* job->checkpoint_step, when checkpoints were added */
+/* What it starts from is there: it ends with start_commit(), start_later() or HELD. core_data.c */
+void start_fetch(struct core *c, struct job *job);
 void start_commit(struct core *c, struct job *job); /* the attempt is there */
 void start_later(struct core *c, struct job *job, const char *why);
 void start_cancel(struct core *c, struct job *job); /* gives reserved devices back */

@@ -53,6 +53,9 @@ void start_cancel(struct core *c, struct job *job)
         return;
     job->starting = NULL;
     task_cancel(c, s->task);
+    for (int i = 0; s->fetches && i < s->n_nodes; i++)
+        task_cancel(c, s->fetches[i]);
+    free(s->fetches);
     for (int i = 0; i < s->n_nodes; i++)
         node_release(c, s->nodes[i], job->id, job->n_attempts + 1);
     free(s->nodes);
@@ -181,6 +184,7 @@ void start_commit(struct core *c, struct job *job)
     if (!job->started_ns)
         job->started_ns = a->start_ns;
     job->starting = NULL;
+    free(s->fetches);
     free(s->nodes);
     free(s);
     text_set(&job->start_trouble, "");
@@ -240,7 +244,7 @@ static void verified(struct core *c, struct task *t, int rc, const struct error 
     job->starting->task = 0;
     if (rc == ERR_OK) {
         say_fetched(c, job, t, reply);
-        start_commit(c, job);
+        start_fetch(c, job);
     } else if (is_damage(rc) && !job->starting->candidate) {
         init_damaged(c, job, t, err->message);
     } else if (is_damage(rc)) {
@@ -292,7 +296,7 @@ static void start_next(struct core *c, struct job *job)
 {
     struct core_start *s = job->starting;
     if (!s->candidate && !init_path(job->resolved)) {
-        start_commit(c, job);
+        start_fetch(c, job);
         return;
     }
     s->task = verify_candidate(c, job, s);

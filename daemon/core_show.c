@@ -149,11 +149,15 @@ static void waits_of(struct waits *w, const struct job *job)
         wait_add(w, arena_printf(w->mem, "devices: %s", answer.verdict == SCHED_PLACED ? "next pass" : answer.text),
                  job->account_since, 0);
     }
-    if (job->starting && job->starting->proving < job->starting->n_nodes)
+    if (job->starting && !job->starting->fetches && job->starting->proving < job->starting->n_nodes)
         wait_add(w,
                  arena_printf(w->mem, "%s to look into the checkpoint directory",
                               job->starting->nodes[job->starting->proving]->name),
                  job->starting->since, job->starting->since + CORE_SHARED_NS);
+    else if (job->starting && job->starting->fetches)
+        wait_add(w, arena_printf(w->mem, "token files fetched by %d node%s", job->starting->fetching,
+                                 job->starting->fetching == 1 ? "" : "s"),
+                 job->starting->since, job->starting->since + CORE_FETCH_NS);
     else if (job->starting && job->starting->candidate)
         wait_add(w,
                  arena_printf(w->mem, "checkpoint of step %" PRId64 " verified by %s", job->starting->candidate->step,
@@ -176,7 +180,9 @@ static void waits_of(struct waits *w, const struct job *job)
 static const char *preparing(const struct job *job)
 {
     const struct core_start *s = job->starting;
-    return s->proving < s->n_nodes ? "looks into its checkpoint directory" : "verifies its checkpoint";
+    return s->fetches                ? "fetches its token files"
+           : s->proving < s->n_nodes ? "looks into its checkpoint directory"
+                                     : "verifies its checkpoint";
 }
 
 static char *recovering_line(struct core *c, const struct job *job, struct arena *mem)

@@ -447,9 +447,28 @@ static void check_parallel(struct faults *all, const Boost__Parallel *p)
         fault(all, "lower one of the three", "tp * pp * dp = %.0f is over the limit of 65536 ranks", ranks);
 }
 
+static void check_urls(struct faults *all, const Boost__Data *d, Boost__TokenFile *const *files, size_t n,
+                       const char *what)
+{
+    for (size_t i = 0; i < n; i++) {
+        const char *path = files[i]->path ? files[i]->path : "", *end = path + strcspn(path, "?#");
+        if (!strstr(path, "://"))
+            continue;
+        if (!d->cache_dir || !*d->cache_dir)
+            fault(all, "set data.cache_dir to a directory of each node, where files by URL are kept",
+                  "data.%s[%zu].path is a URL and needs data.cache_dir", what, i);
+        if (d->format == BOOST__FORMAT__VALUE__MEGATRON || (end - path > 4 && !strncmp(end - 4, ".idx", 4)))
+            fault(all, "fetch both files to each node and name one by its path",
+                  "data.%s[%zu].path: a MEGATRON pair is two files, fetching it by URL is not built in this version",
+                  what, i);
+    }
+}
+
 static void check_data(struct faults *all, const Boost__JobSpec *spec)
 {
     const Boost__Data *d = spec->data;
+    check_urls(all, d, d->train, d->n_train, "train");
+    check_urls(all, d, d->eval, d->n_eval, "eval");
     if (spec->model && spec->model->has_vocab) {
         const int32_t vocab = spec->model->vocab;
         if (d->eod_id >= vocab)

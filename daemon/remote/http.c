@@ -37,6 +37,11 @@ static void start_curl(void)
     global = curl_global_init(CURL_GLOBAL_DEFAULT);
 }
 
+int http_tries(const struct http *h)
+{
+    return h->options.tries > 0 ? h->options.tries : HTTP_TRIES;
+}
+
 bool http_stopped(const struct http *h)
 {
     return h->options.stop && atomic_load(h->options.stop);

@@ -16,6 +16,7 @@ struct http_options {
     int stall_ms;            /* without a byte either way: ERR_TIMEOUT */
     int connect_ms;
     const char *ca_file;     /* PEM; NULL or "": the system's */
+    int tries;               /* of one request; 0: HTTP_TRIES */
 };
 
 struct http_call {
@@ -51,6 +52,7 @@ void http_close(struct http *h);
  * ERR_INVALID: the URL is none, or its certificate is not trusted; ERR_IO, ERR_NOSPACE: of the file. Credentials in
  * headers are never part of a message. */
 MUST_USE int http_do(struct http *h, struct http_call *call, struct error *err);
+int http_tries(const struct http *h);
 bool http_stopped(const struct http *h);
 /* Sleeps, unless it is stopped; false: it is. */
 bool http_pause(const struct http *h, int64_t ms);

@@ -233,7 +233,7 @@ int s3_request(struct s3 *s, const struct s3_url *at, const struct sigv4_pair *q
             rc = refusal(s, call->status, err);
         if (call->at > before)
             tries = 1; /* it came on */
-        if (!again || tries >= HTTP_TRIES)
+        if (!again || tries >= http_tries(s->http))
             break;
         if (!http_pause(s->http, http_backoff_ms(tries, call->retry_after_s)))
             rc = error_set(err, ERR_CANCELLED, "the agent is ending");

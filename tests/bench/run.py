@@ -295,7 +295,30 @@ def bench_agents(build):
     return rows
 
 
+def bench_mirror(build):
+    """256 MiB to a store on this machine (tests/e2e/s3server.py, in memory, which takes part of the time) and back: signing,
+    checksums, parts of 8 MiB one after the other."""
+    import s3server
+    size = 256 << 20
+    env = {**os.environ, "AWS_ACCESS_KEY_ID": s3server.KEY, "AWS_SECRET_ACCESS_KEY": s3server.SECRET, "no_proxy": "127.0.0.1"}
+    with tempfile.TemporaryDirectory() as tmp, subprocess.Popen(
+            [sys.executable, ROOT / "tests" / "e2e" / "s3server.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True) as server:
+        file = Path(tmp) / "shard"
+        file.write_bytes(os.urandom(1 << 20) * (size >> 20))
+        url = f"http://127.0.0.1:{int(server.stdout.readline())}"
+        took = []
+        for _ in range(3):
+            out = subprocess.run([build / "bench" / "mirror_bench", url, "models", file], check=True, env=env,
+                                 capture_output=True, text=True, timeout=300).stdout
+            took.append(json.loads(out))
+        server.stdin.close()
+    up, down = (size / 1e6 / statistics.median(x[k] for x in took) for k in ("up_s", "down_s"))
+    return [line("mirror_mb_s", up, "MB/s", down_mb_s=down, bytes=size)]
+
+
 BENCHES = [
+    (("mirror_mb_s",), bench_mirror),
     (tuple(f"agents_1000{way}_{x}" for way in ("", "_unix") for x in ("cpu_pct", "rss_mb")), bench_agents),
     (("submit_p50_ms", "submit_p99_ms", "submits_per_s"), bench_submit),
     (("status_ms_100k", "submit_p99_ms_100k", "submits_per_s_64"), bench_many),

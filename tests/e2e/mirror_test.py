@@ -8,6 +8,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from harness import run, wait_until
 from jobs import Shared, attempts, job_of, same_losses, twin_of, wait_event, wait_rank_step
 import s3server
+from s3server import keys_file
 
 os.environ["no_proxy"] = "127.0.0.1"
 STEPS = 40
@@ -15,13 +16,6 @@ MIRROR = "s3://models/a b/runs"
 PART = 64 << 10
 
 store = s3server.Store()
-
-
-def keys_file(directory, secret=s3server.SECRET, name="s3.keys"):
-    path = Path(directory) / name
-    path.touch(0o600)
-    path.write_text(f"[default]\naws_access_key_id = {s3server.KEY}\naws_secret_access_key = {secret}\n")
-    return path
 
 
 # Where every test of this program finds the keys: the agents have to know the file when they start.

@@ -11,6 +11,7 @@ JSON list, GET /-/requests, PUT /-/plain/NAME, and GET of the same, which knows 
 """
 import hashlib, hmac, json, re, sys, threading, time, urllib.parse
 from datetime import datetime, timezone
+from pathlib import Path
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from xml.sax.saxutils import escape
 
@@ -113,7 +114,7 @@ class Handler(BaseHTTPRequestHandler):
         elif name not in store.objects:
             self.answer(404, "no such file")
         else:
-            self.send_object(store.objects[name], [], fault)
+            self.send_object(store.objects[name], [("ETag", etag(store.objects[name]))], fault)
 
     def check(self, path, query, body):
         h = {k.lower(): v for k, v in self.headers.items()}
@@ -281,6 +282,14 @@ class Store:
     def keys(self, prefix=""):
         with self.lock:
             return sorted(k for b, k in self.objects if k.startswith(prefix))
+
+
+def keys_file(directory):
+    """The file of keys that agents of tests use."""
+    path = Path(directory) / "s3.keys"
+    path.touch(0o600)
+    path.write_text(f"[default]\naws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n")
+    return path
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@
 #define BIT(v) (INT64_C(1) << (v))
 
 static const char notices[] = "notifications";
-static const char fetched[] = "token files by URL";
 
 const struct built_rule built_rules[] = {
     {"spec_version", BUILT_ANY, 0, NULL},
@@ -50,10 +49,10 @@ const struct built_rule built_rules[] = {
     {"parallel.bucket_mib", BUILT_ANY, 0, NULL},
 
     {"data.train", BUILT_ANY, 0, NULL},
-    {"data.train.path", BUILT_LOCAL, 0, fetched},
+    {"data.train.path", BUILT_ANY, 0, NULL},
     {"data.train.weight", BUILT_ANY, 0, NULL},
     {"data.eval", BUILT_ANY, 0, NULL},
-    {"data.eval.path", BUILT_LOCAL, 0, fetched},
+    {"data.eval.path", BUILT_ANY, 0, NULL},
     {"data.eval.weight", BUILT_ONLY, 1, "weighted evaluation; its windows are spread evenly over all files"},
     {"data.format", BUILT_ANY, 0, NULL},
     {"data.seq_len", BUILT_ANY, 0, NULL},
@@ -61,8 +60,8 @@ const struct built_rule built_rules[] = {
     {"data.eod_id", BUILT_ANY, 0, NULL},
     {"data.pad_id", BUILT_ANY, 0, NULL},
     {"data.mask_eod", BUILT_ANY, 0, NULL},
-    {"data.cache_dir", BUILT_EMPTY, 0, fetched},
-    {"data.cache_max_mib", BUILT_ONLY, 0, fetched},
+    {"data.cache_dir", BUILT_ANY, 0, NULL},
+    {"data.cache_max_mib", BUILT_ANY, 0, NULL},
 
     {"optimizer.kind", BUILT_ANY, 0, NULL},
     {"optimizer.decay_embeddings", BUILT_ANY, 0, NULL},

@@ -187,7 +187,7 @@ static void options_of_one_device(void **state)
 static void unbuilt_things_are_named(void **state)
 {
     (void)state;
-    CHANGE(ERR_UNSUPPORTED, "data.train[0].path = \"s3://b/x\"", "path of this machine",
+    CHANGE(ERR_INVALID, "data.train[0].path is a URL and needs data.cache_dir", "data.cache_dir",
            spec->data->train[0]->path = (char *)"s3://b/x");
     CHANGE(ERR_UNSUPPORTED, "checkpoint.dir", "give checkpoint.dir as a path of this machine",
            spec->checkpoint->dir = (char *)"s3://b/p");
@@ -202,24 +202,20 @@ static void every_mend_is_told(void **state)
     job_open(&j);
     j.spec->parallel->has_auto_ = 1;
     j.spec->parallel->auto_ = 1;
-    j.spec->data->has_cache_max_mib = 1;
-    j.spec->data->cache_max_mib = 9;
     j.spec->checkpoint->dir = "s3://bucket/prefix";
     assert_int_equal(plan_validate(j.spec, &err), ERR_UNSUPPORTED);
-    assert_string_equal(err.hint, "set parallel.auto: false; set data.cache_max_mib: 0; "
-                                  "give checkpoint.dir as a path of this machine");
+    assert_string_equal(err.hint, "set parallel.auto: false; give checkpoint.dir as a path of this machine");
     /* "; and N more" stands for those whose mend is not among the ones that the hint shows. */
-    enum { FILES = 4, FIELDS = 7 + FILES };
+    enum { FILES = 12, FIELDS = 5 + FILES };
     Boost__TokenFile files[FILES], *list[FILES];
     for (int i = 0; i < FILES; i++) {
         files[i] = *j.spec->data->train[0];
-        files[i].path = "s3://bucket/train.txt";
+        files[i].has_weight = 1;
+        files[i].weight = 2;
         list[i] = &files[i];
     }
-    j.spec->data->train = list;
-    j.spec->data->n_train = FILES;
-    j.spec->checkpoint->dir = "s3://bucket/prefix";
-    j.spec->data->cache_dir = "/cache";
+    j.spec->data->eval = list;
+    j.spec->data->n_eval = FILES;
     Boost__Notify notify = BOOST__NOTIFY__INIT;
     notify.url = "https://x";
     notify.events = "failed";

@@ -1,0 +1,88 @@
+/* fetch.h */
+#include "daemon/remote/fetch.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+static int refusal(int status, struct error *err)
+{
+    enum error_code rc = status == 404 || status == 410   ? ERR_NOT_FOUND
+                         : status == 401 || status == 403 ? ERR_REFUSED
+                         : http_transient(ERR_OK, status) ? ERR_UNREACHABLE
+                                                          : ERR_INVALID;
+    error_set(err, rc, "status %d%s", status,
+              rc == ERR_NOT_FOUND ? ", there is no such file"
+              : rc == ERR_REFUSED ? ", access is refused"
+                                  : "");
+    return rc;
+}
+
+/* Again and again where that may help. Any status but 2xx is an error, and *status has it. */
+static int request(const struct fetch_source *f, struct http_call *call, struct error *err)
+{
+    int rc;
+    call->url = f->url;
+    call->redirects = true;
+    for (int tries = 1;; tries++) {
+        int64_t before = call->at;
+        rc = http_do(f->http, call, err);
+        if (!rc && call->status >= 200 && call->status < 300)
+            return ERR_OK;
+        bool again = http_transient(rc, call->status);
+        if (!rc)
+            rc = refusal(call->status, err);
+        if (call->at > before)
+            tries = 1;
+        if (!again || tries >= http_tries(f->http))
+            return rc;
+        if (!http_pause(f->http, http_backoff_ms(tries, call->retry_after_s)))
+            return error_set(err, ERR_CANCELLED, "the agent is ending");
+    }
+}
+
+static int look_web(const struct fetch_source *f, struct fetch_info *out, struct error *err)
+{
+    struct http_call call = {.method = "HEAD", .fd = -1};
+    int rc = request(f, &call, err);
+    if (rc && (call.status == 405 || call.status == 501))
+        return ERR_OK; /* a server without HEAD: what GET brings is what there is */
+    if (!rc) {
+        out->bytes = call.length;
+        memcpy(out->etag, call.etag, sizeof out->etag);
+    }
+    return rc;
+}
+
+int fetch_look(const struct fetch_source *f, struct fetch_info *out, struct error *err)
+{
+    struct s3_object object;
+    struct s3_url at;
+    *out = (struct fetch_info){.bytes = -1};
+    int rc = ERR_OK;
+    if (!f->s3) {
+        rc = look_web(f, out, err);
+    } else if (!(rc = s3_url_parse(f->url, &at, err)) && !(rc = s3_head(f->s3, &at, &object, err))) {
+        out->bytes = object.bytes;
+        memcpy(out->etag, object.etag, sizeof out->etag);
+    }
+    if (out->etag[0] != '"')
+        out->etag[0] = '\0';
+    return rc;
+}
+
+int fetch_rest(const struct fetch_source *f, int fd, int64_t *from, int64_t bytes, struct error *err)
+{
+    struct s3_url at;
+    int rc = f->s3 ? s3_url_parse(f->url, &at, err) : ERR_OK;
+    if (rc)
+        return rc;
+    if (f->s3)
+        return s3_get(f->s3, &at, fd, from, bytes, err);
+    struct http_call call = {.method = "GET", .fd = fd, .at = *from, .most = bytes < 0 ? INT64_MAX : bytes};
+    if (bytes < 0 || *from < bytes)
+        rc = request(f, &call, err);
+    *from = call.at;
+    if (!rc && bytes >= 0 && call.at != bytes)
+        rc = error_set(err, ERR_CORRUPT, "it has %" PRId64 " bytes, not %" PRId64, call.at, bytes);
+    return rc;
+}

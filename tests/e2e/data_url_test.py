@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""Token files by URL: fetched into a bounded cache before ranks start, gone on with where they were cut, checked, and what is
+wrong said at submit. The server is s3server.py: plain files, and objects behind signatures."""
+import atexit, hashlib, os, shutil, sys, time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from harness import run, wait_until, words
+from jobs import Shared, losses, wait_event
+import s3server
+from s3server import keys_file
+
+os.environ["no_proxy"] = "127.0.0.1"
+store = s3server.Store()
+base = Path(os.environ.get("BOOST_TEST_DIR") or "/tmp") / f"keys-{os.getpid()}"
+base.mkdir()
+atexit.register(shutil.rmtree, base, ignore_errors=True)
+shared = Shared(cpu_slots=2, agent_set={"s3_endpoint": store.url, "s3_path_style": "true", "s3_stall_ms": 3000,
+                                        "s3_credentials": keys_file(base)})
+TEXT = words(200_000).encode()
+SUM = hashlib.sha256(TEXT).hexdigest()
+
+
+def put(name, data=TEXT):
+    store.objects["-", name] = data
+    return f"{store.url}/-/plain/{name}"
+
+
+def spec(c, path, name="web", steps=10, cache=None, extra=""):
+    return f"""spec_version: 1
+name: "{name}"
+model {{ factorization: COLA hidden: 32 layers: 2 heads: 4 intermediate: 64 rank: 8 vocab: 256 }}
+parallel {{ strategy: BTP micro_batch: 2 global_batch: 2 }}
+data {{ train {{ path: "{path}" }} eval {{ path: "{path}" }} seq_len: 32 cache_dir: "{cache or c.dir / 'cache'}" {extra} }}
+optimizer {{ lr: 3e-3 warmup_steps: 5 }}
+run {{ steps: {steps} eval_tokens: 64 }}
+checkpoint {{ dir: "{c.dir}/ckpt" every_steps: 5 keep: 3 }}
+"""
+
+
+def gets(name):
+    return [r for r in store.requests if r.startswith("GET") and name in r]
+
+
+def refused(c, text):
+    path = c.dir / "refused.pbtxt"
+    path.write_text(text)
+    r = c.ctl("submit", path)
+    assert r.rc != 0, r
+    return r.err
+
+
+@shared
+def test_a_file_of_the_web_trains_as_one_of_the_disk(c):
+    with store.lock:  # the way is bad: cut twice, refused twice
+        store.faults[:] = [{"method": "GET", "match": "a.txt", "cut": 50_000, "times": 2},
+                           {"method": "GET", "match": "a.txt", "status": 503, "times": 2}]
+    job = c.submit(spec(c, put("a.txt")))
+    c.wait_state(job, "COMPLETED")
+    assert "token files fetched" in wait_event(c, job, "data-fetched")["text"]
+    file, = (c.dir / "cache").glob("*-a.txt")
+    assert file.read_bytes() == TEXT and not list((c.dir / "cache").glob("*.part"))
+    disk = c.dir / "a.txt"
+    disk.write_bytes(TEXT)
+    twin = c.submit(spec(c, disk, name="disk"))
+    c.wait_state(twin, "COMPLETED")
+    assert losses(c, job).keys() == losses(c, twin).keys()
+    assert [list(x.values()) for x in losses(c, job).values()] == [list(x.values()) for x in losses(c, twin).values()]
+    before = len(gets("a.txt"))
+    again = c.submit(spec(c, put("a.txt"), name="again"))
+    c.wait_state(again, "COMPLETED")
+    assert len(gets("a.txt")) == before, "it was in the cache"
+
+
+@shared
+def test_an_object_with_its_checksum(c):
+    store.objects["models", "data/b.txt"] = TEXT
+    job = c.submit(spec(c, f"s3://models/data/b.txt#sha256={SUM}", name="object"))
+    c.wait_state(job, "COMPLETED")
+    wrong = c.submit(spec(c, f"s3://models/data/b.txt#sha256={'0' * 64}", name="wrong"))
+    c.wait_state(wrong, "HELD")
+    text = c.ok("show", wrong)
+    assert SUM in text and "correct the checksum" in text, text
+    assert len(list((c.dir / "cache").glob("*-b.txt"))) == 1, "what is wrong does not stay"
+    c.ok("cancel", "-y", wrong)
+
+
+@shared
+def test_agent_killed_in_the_middle_goes_on(c):
+    with store.lock:
+        store.faults[:] = [{"method": "GET", "match": "c.txt", "cut": 100_000, "times": 1},
+                           {"method": "GET", "match": "c.txt", "delay": 60, "times": 1}]
+    job = c.submit(spec(c, put("c.txt"), name="killed"))
+    wait_until(lambda: len(gets("c.txt")) >= 2, 20, "the second part is asked for")
+    part, = (c.dir / "cache").glob("*-c.txt.part")
+    assert 0 < part.stat().st_size <= 100_000
+    had = part.stat().st_size
+    c.agents["n1"].kill9()
+    store.faults[:] = []
+    c.start_agent("n1")
+    c.wait_state(job, "COMPLETED")
+    moved = float(wait_event(c, job, "data-fetched")["text"].split()[0])
+    assert moved <= (len(TEXT) - had) / 2**20 + 0.1, (moved, had)
+    assert next((c.dir / "cache").glob("*-c.txt")).read_bytes() == TEXT
+
+
+@shared
+def test_what_is_wrong_is_said_at_submit(c):
+    put("there.txt")
+    assert "status 404" in refused(c, spec(c, f"{store.url}/-/plain/nowhere.txt"))
+    store.faults[:] = [{"match": "there.txt", "status": 403, "times": 100}]
+    assert "status 403" in refused(c, spec(c, f"{store.url}/-/plain/there.txt"))
+    store.faults[:] = []
+    assert "status 404" in refused(c, spec(c, "s3://models/nothing.txt"))
+    big = put("big.txt", TEXT * 12)
+    said = refused(c, spec(c, big, extra="cache_max_mib: 1"))
+    assert "cache_max_mib = 1" in said and "raise data.cache_max_mib" in said, said
+    assert "#sha256=" in refused(c, spec(c, big + "#md5=00"))
+    assert "needs data.cache_dir" in refused(c, spec(c, big).replace(f'cache_dir: "{c.dir}/cache"', ""))
+
+
+@shared
+def test_the_oldest_goes_and_nothing_that_is_in_use(c):
+    cache = c.dir / "small"
+    two = (TEXT * 4)[:700_000]
+    options = {"cache": cache, "extra": "cache_max_mib: 1"}
+    old = c.submit(spec(c, put("old.txt", two), name="old", **options))
+    c.wait_state(old, "COMPLETED")
+    job = c.submit(spec(c, put("new.txt", two), name="new", steps=1_000_000, **options), "--set", "checkpoint.every_steps=0")
+    wait_until(lambda: "no room" in c.ok("show", job), 20, "a young file is not thrown out")
+    file, = cache.glob("*-old.txt")
+    wait_until(lambda: not c.run_dir(old, 1).exists(), 20, "nothing is left of the old job")
+    then = time.time() - 3600
+    os.utime(file, (then, then))
+    c.wait_state(job, "RUNNING")
+    assert not file.exists() and len(list(cache.glob("*-new.txt"))) == 1
+    new, = cache.glob("*-new.txt")
+    os.utime(new, (then, then))
+    third = c.submit(spec(c, put("third.txt", two), name="third", **options))
+    wait_until(lambda: "are in use" in c.ok("show", third), 20, "one in use stays")
+    assert new.exists()
+    c.ok("cancel", "--now", "-y", job, third)
+
+
+test_nothing_is_left = shared.last
+
+run(globals())
