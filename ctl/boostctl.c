@@ -1,8 +1,10 @@
 /* boostctl: what a user types. Global options, then a verb from the table below. */
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "ctl/ctl.h"
@@ -165,13 +167,12 @@ static int run_verb(struct ctl *ctl, int argc, char **argv)
     return EXIT_USAGE;
 }
 
-int main(int argc, char **argv)
+static int run(int argc, char **argv)
 {
     struct ctl ctl = {.output = OUTPUT_TABLE, .client = CLIENT_INIT};
     ctl.tty = isatty(STDOUT_FILENO);
     const char *no_color = getenv("NO_COLOR");
     ctl.color = ctl.tty && !(no_color && *no_color);
-    signal(SIGPIPE, SIG_IGN); /* a closed pager ends the output, with a message about the write below */
 
     int at = parse_globals(&ctl, argc, argv);
     if (at < 0)
@@ -192,9 +193,26 @@ int main(int argc, char **argv)
     int code = run_verb(&ctl, argc - at, argv + at);
     if (ctl.connected)
         client_close(&ctl.client);
-    if (fflush(stdout) == EOF || ferror(stdout)) {
-        /* head and pagers close early on purpose; a full disk is a failure */
-        return code ? code : EXIT_REFUSED;
-    }
     return code;
+}
+
+/* False when the output is not all where it should go. head and pagers close early on purpose, and nothing is said; a
+ * full disk is a failure. */
+static bool output_is_out(void)
+{
+    struct stat st;
+    errno = 0;
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return true;
+    const char *why = errno ? strerror(errno) : "an error of the file";
+    if (fstat(STDOUT_FILENO, &st) < 0 || !(S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode)))
+        fprintf(stderr, "boostctl: the output could not be written: %s\n", why);
+    return false;
+}
+
+int main(int argc, char **argv)
+{
+    signal(SIGPIPE, SIG_IGN); /* a closed pager ends the output, with a failure of the write */
+    int code = run(argc, argv);
+    return output_is_out() || code ? code : EXIT_REFUSED;
 }

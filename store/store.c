@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -99,11 +100,47 @@ static int pair_files(struct store *s, struct error *err)
                            "files aside to start without old metrics");
 }
 
+/* Curves are not worth a controller that does not start: damaged ones are kept for people to look at, under another
+ * name, and new ones begun. */
+static int set_metrics_aside(struct store *s, const struct error *why, struct error *err)
+{
+    static const char *const suffixes[] = {"", "-wal", "-shm"};
+    char from[PATH_MAX], to[PATH_MAX], name[64], kept[64];
+    store_db_close(&s->metrics.db);
+    for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++) {
+        snprintf(name, sizeof name, "%s%s", store_metrics_schema.name, suffixes[i]);
+        snprintf(kept, sizeof kept, "%s.damaged%s", store_metrics_schema.name, suffixes[i]);
+        int rc = fs_join(from, sizeof from, err, s->dir, name);
+        if (!rc)
+            rc = fs_join(to, sizeof to, err, s->dir, kept);
+        if (rc)
+            return rc;
+        if (rename(from, to) < 0 && (errno != ENOENT || (unlink(to) < 0 && errno != ENOENT)))
+            return error_errno(err, errno, "cannot move %s aside", from);
+    }
+    buffer_printf(&s->notice, "%s: set aside as %s.damaged, metrics begin anew. ", why->message,
+                  store_metrics_schema.name);
+    return fs_sync_dir(s->dir, err);
+}
+
+static int open_metrics(struct store *s, struct error *err)
+{
+    struct error why;
+    int rc = store_schema_open(&s->metrics.db, s->dir, &store_metrics_schema, &s->notice, &why);
+    if (rc == ERR_CORRUPT) {
+        rc = set_metrics_aside(s, &why, err);
+        return rc ? rc : store_schema_open(&s->metrics.db, s->dir, &store_metrics_schema, &s->notice, err);
+    }
+    if (rc && err)
+        *err = why;
+    return rc;
+}
+
 static int open_files(struct store *s, bool adopt, struct error *err)
 {
     int rc = store_schema_open(&s->state.db, s->dir, &store_state_schema, &s->notice, err);
     if (!rc)
-        rc = store_schema_open(&s->metrics.db, s->dir, &store_metrics_schema, &s->notice, err);
+        rc = open_metrics(s, err);
     if (!rc)
         rc = store_take_epoch(&s->state.db, adopt, &s->epoch, err);
     if (!rc)

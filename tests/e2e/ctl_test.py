@@ -68,6 +68,16 @@ def test_submit(c):
 
 
 @shared
+def test_output_that_cannot_be_written(c):
+    for args in (["status"], ["-o", "json", "node", "ls"], ["help"], ["status", "--help"]):
+        with open("/dev/full", "w") as full:
+            p = subprocess.run([BIN / "boostctl", *args], env=c.env, stdout=full, stderr=subprocess.PIPE, text=True)
+        assert p.returncode == 5 and "could not be written: No space left" in p.stderr, (args, p)
+    p = subprocess.run(f"{BIN}/boostctl help | head -1 >/dev/null; exit $?", shell=True, env=c.env, capture_output=True)
+    assert p.returncode == 0 and p.stderr == b"", p  # a pager that was closed is no failure to tell of
+
+
+@shared
 def test_submit_wait_and_follow(c):
     path = c.dir / "wait.pbtxt"
     path.write_text(tiny_job(c, name="waited"))
