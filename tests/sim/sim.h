@@ -28,6 +28,8 @@
 #include "proto/base/clock.h"
 #include "tests/world/mem_store.h"
 
+/* A job comes to some tens of attempts at most; one that is placed and stopped without an end comes to any number. */
+enum { MAX_ATTEMPTS = 500 };
 enum { MAX_NODES = 5, MAX_SLOTS = 4, MAX_WORLD = MAX_NODES * MAX_SLOTS, MAX_JOBS = 48, MAX_TASKS = 3, MAX_FORMER = 64 };
 
 #define US INT64_C(1000)

@@ -328,6 +328,8 @@ void check_apply(void *arg, const struct mem_txn *t)
             violated(s, "attempts only increase", "%" PRId64 ".%d had ended and lives again", a->job, a->attempt);
         if (a->attempt > job->last_attempt)
             job->last_attempt = a->attempt;
+        if (a->attempt > MAX_ATTEMPTS)
+            violated(s, "the core comes to rest", "job %" PRId64 " is at attempt %d", a->job, a->attempt);
     }
     for (int i = 0; i < t->n_checkpoints; i++) {
         const struct store_checkpoint *k = &t->checkpoints[i];
