@@ -118,6 +118,7 @@ struct run {
     bool confirmed, kill, forget;
     bool end_sent, end_acked;
     int64_t grace_end, ended_ns, report_ns;
+    int64_t asked_until; /* a gentle stop: the controller waits so long before it sees about a kill */
 };
 
 struct sim_node {
