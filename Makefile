@@ -233,9 +233,10 @@ $(eval $(call unit_room,ctl,$(L_CTL),$(S_CTL)))
 
 # tests/fakes/*.c: shared libraries that stand in for those of a machine with GPUs, and for a bad network. boost-cuda.so:
 # this build's id, and nothing behind it.
-FAKES := $(BUILD)/tests/fakes/nvml.so $(BUILD)/tests/fakes/boost-cuda.so $(BUILD)/tests/fakes/lossy.so
+FAKES := $(BUILD)/tests/fakes/nvml.so $(BUILD)/tests/fakes/boost-cuda.so $(BUILD)/tests/fakes/lossy.so $(BUILD)/tests/fakes/faulty.so
 $(BUILD)/tests/fakes/nvml.so: $(call pics,tests/fakes/nvml.c)
 $(BUILD)/tests/fakes/lossy.so: $(call pics,tests/fakes/lossy.c)
+$(BUILD)/tests/fakes/faulty.so: $(call pics,tests/fakes/faulty.c)
 $(BUILD)/tests/fakes/boost-cuda.so: $(BUILD)/pic/proto/version.o
 $(FAKES):
 	@mkdir -p $(@D)

@@ -273,7 +273,9 @@ static struct job **free_spares(struct core *c)
     int n = 0;
     struct job **list = NULL;
     for (struct job *job = c->spares_used ? c->active.head : NULL; job; job = job->active.next) {
-        if (!job->pending.in || job->starting || job->unsettled || !job_has_spares(job))
+        /* One that was queued again holds none any more, though its last attempt lists them. */
+        if (job->state != STATE(RECOVERING) || !job->pending.in || job->starting || job->unsettled ||
+            !job_has_spares(job))
             continue;
         if (job->start_retry_due > now_mono(c))
             continue;

@@ -7,7 +7,7 @@ as arguments only those run, and the lines of the others are kept.
 
 Times are of the machine as it is: run it on a quiet one.
 """
-import argparse, contextlib, datetime, json, os, platform, sqlite3, statistics, subprocess, sys, tempfile, time
+import argparse, contextlib, datetime, json, os, platform, sqlite3, statistics, struct, subprocess, sys, tempfile, time
 from pathlib import Path
 
 sys.dont_write_bytecode = True
@@ -250,6 +250,72 @@ def bench_cpu_train(build):
                  windows=windows, fastest=max(w[0] for w in measured))]
 
 
+# ---- checkpoints -----------------------------------------------------------------
+
+CHECKPOINT_JOB = """
+spec_version: 1
+name: "ckpt"
+model {{ factorization: COLA hidden: 512 layers: 4 heads: 8 intermediate: 1536 rank: 192 vocab: 2048 }}
+parallel {{ strategy: BTP tp: {tp} micro_batch: 1 global_batch: 1 }}
+data {{ train {{ path: "{dir}/train.txt" }} format: TEXT seq_len: 64 }}
+optimizer {{ lr: 1e-3 }}
+run {{ steps: {steps} }}
+checkpoint {{ dir: "{dir}/ckpt" every_steps: {every} }}
+"""
+
+
+def bench_checkpoints(build):
+    """One rank with a state of more than 100 MB, in one process, on the disk of $TMPDIR. The longest step of each
+    interval between two checkpoints stands against the median step plus what copying the state took. Restoring is the time from
+    the process's start to its first step, from a checkpoint of its own layout and from one of tp 2."""
+    sys.path.insert(0, str(ROOT / "tests" / "issues"))
+    from standalone import fields, records
+    every, saves = 6, 6
+    with tempfile.TemporaryDirectory() as scratch:
+        d = Path(scratch)
+        (d / "train.txt").write_text("in the beginning was the word, and the word was with code. " * 4000)
+
+        def train(name, tp, steps, resume=None):
+            """Seconds until it trains."""
+            (d / f"{name}.pbtxt").write_text(CHECKPOINT_JOB.format(dir=d / name, tp=tp, steps=steps, every=every))
+            (d / name).mkdir(exist_ok=True)
+            if not (d / name / "train.txt").exists():
+                (d / name / "train.txt").symlink_to(d / "train.txt")
+            argv = [build / "bin" / "boost-worker", "--standalone", d / f"{name}.pbtxt", "--run-dir", d / f"{name}.run"]
+            start, began = time.monotonic(), None
+            p = subprocess.Popen([*argv, *(["--resume", resume] if resume else [])], stdout=subprocess.PIPE, text=True)
+            for text in p.stdout:
+                began = began or (time.monotonic() - start if text.startswith("attempt") else None)
+            assert p.wait() == 0, f"{name}: status {p.returncode}"
+            return began
+
+        train("whole", 1, every * saves)
+        values = {}
+        for record in records(d / "whole.run" / "rank-0.metrics"):
+            message = fields(record)
+            step = dict((k, v) for k, v in message if k != 4)[2]
+            for m in (dict(fields(v)) for k, v in message if k == 4):
+                values.setdefault(m[1].decode(), {})[step] = struct.unpack("<d", m[2])[0]
+        step_ms, copy_ms = values["step_ms"], values["ckpt_ms"]
+        shards = [dict(fields(r)) for r in records(d / "whole.run" / "rank-0.shards")]
+        median = statistics.median(v for s, v in step_ms.items() if s > 1)
+        ratios = [max(step_ms[s + i] for i in range(1, every)) / (median + copy_ms[s])
+                  for s in range(every, every * saves, every)]
+        size = shards[0][5]
+        assert size > 100e6, size
+        rates = [s[5] / 1e3 / s[7] for s in shards if s.get(7)]
+        train("halves", 2, 1)
+        own, = (d / "whole" / "ckpt").glob(f"step-{every * saves}.a1")
+        other, = (d / "halves" / "ckpt").glob("step-1.a1")
+        restore = train("again", 1, every * saves + 1, own)
+        reshard = train("other", 1, 2, other)
+    mb = {"shard_mb": size / 1e6}
+    return [line("ckpt_step_ratio", statistics.median(ratios), "", median_step_ms=median,
+                 copy_ms=statistics.median(copy_ms.values()), saves=len(ratios), worst=max(ratios), **mb),
+            line("ckpt_write_mb_s", statistics.median(rates), "MB/s", saves=len(rates), **mb),
+            line("restore_s", restore, "s", **mb), line("reshard_restore_s", reshard, "s", **mb)]
+
+
 # ---- a thousand agents -----------------------------------------------------------
 
 
@@ -326,6 +392,7 @@ BENCHES = [
     (("first_step_s",), bench_first_step),
     (("demo_tok_s_tp1", "demo_tok_s_tp2"), bench_demo),
     (("cpu_train_tok_s",), bench_cpu_train),
+    (("ckpt_step_ratio", "ckpt_write_mb_s", "restore_s", "reshard_restore_s"), bench_checkpoints),
     (tuple(f"elements_7b_{way}_{s}" for s in ("full", "vanilla", "btp") for way in ("fwd", "fwdbwd")), bench_elements),
 ]
 

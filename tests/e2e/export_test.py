@@ -103,7 +103,8 @@ def test_training_starts_from_an_import_and_from_conversions(c):
     swaps = iter(FORMS["FULL_RANK"])
     for a in swaps:
         full = full.replace(a, next(swaps))
-    two = c.submit(full.replace("every_steps: 0", f'init_from {{ path: "{c.dir}/back-FULL_RANK/step-0.a1" weights_only: true }}'))
+    back = f"{c.dir}/back-FULL_RANK/step-0.a1"
+    two = c.submit(full.replace("every_steps: 0", f'init_from {{ path: "{back}" weights_only: true }}'))
     first = {}
     for j in (one, two):
         c.wait_state(j, "COMPLETED")

@@ -28,6 +28,8 @@
 #include "proto/base/clock.h"
 #include "tests/world/mem_store.h"
 
+/* A job comes to some tens of attempts at most; one that is placed and stopped without an end comes to any number. */
+enum { MAX_ATTEMPTS = 500 };
 enum { MAX_NODES = 5, MAX_SLOTS = 4, MAX_WORLD = MAX_NODES * MAX_SLOTS, MAX_JOBS = 48, MAX_TASKS = 3, MAX_FORMER = 64 };
 
 #define US INT64_C(1000)
@@ -116,6 +118,7 @@ struct run {
     bool confirmed, kill, forget;
     bool end_sent, end_acked;
     int64_t grace_end, ended_ns, report_ns;
+    int64_t asked_until; /* a gentle stop: the controller waits so long before it sees about a kill */
 };
 
 struct sim_node {

@@ -273,6 +273,8 @@ static void stop(struct sim *s, struct sim_node *n, const Boost__StopAttempt *o)
         report_node_end(s, n, o->job, o->attempt);
         return;
     }
+    if (o->how != BOOST__STOP_ATTEMPT__HOW__KILL)
+        r->asked_until = s->now + o->grace_ms * MS;
     if (r->state == ENDED) {
         r->end_sent = r->end_acked = false;
     } else if (o->how == BOOST__STOP_ATTEMPT__HOW__KILL || !has_trained(r)) {

@@ -328,6 +328,8 @@ void check_apply(void *arg, const struct mem_txn *t)
             violated(s, "attempts only increase", "%" PRId64 ".%d had ended and lives again", a->job, a->attempt);
         if (a->attempt > job->last_attempt)
             job->last_attempt = a->attempt;
+        if (a->attempt > MAX_ATTEMPTS)
+            violated(s, "the core comes to rest", "job %" PRId64 " is at attempt %d", a->job, a->attempt);
     }
     for (int i = 0; i < t->n_checkpoints; i++) {
         const struct store_checkpoint *k = &t->checkpoints[i];
@@ -434,7 +436,8 @@ static void check_process(struct sim *s, const struct sim_node *n, struct run *r
                  (double)(s->now - job->promised_ns) / (double)S, r->attempt, n->name);
     int64_t confirm = s->config.kill_confirm_ms * MS;
     bool ending = job && (job->state == (int)STATE(RECOVERING) || job->state == (int)STATE(STOPPING));
-    if (undying && r->stop_file && ending && !over && calm > confirm && s->now > r->stop_since + confirm + SOON_S * S)
+    int64_t killed = r->stop_since > r->asked_until ? r->stop_since : r->asked_until;
+    if (undying && r->stop_file && ending && !over && calm > confirm && s->now > killed + confirm + SOON_S * S)
         violated(s, "every wait ends", "the kill of %" PRId64 ".%d on %s is waited for since %.0f s", r->job,
                  r->attempt, n->name, (double)(s->now - r->stop_since) / (double)S);
 }

@@ -346,6 +346,32 @@ static void a_spare_that_was_given_away_is_not_held_again(void **state)
     world_free(w);
 }
 
+/* Preempted, it has a spare on the list of its last attempt only: that does not put it before who it went for. */
+static void a_job_without_its_spare_waits_its_turn(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct arena mem;
+    arena_init(&mem, 1 << 20);
+    w->config.preempt = true;
+    w->config.preempt_gap = 20;
+    controller_restart(w);
+    join_world(w, agent_add(w, "n1", 1));
+    join_world(w, agent_add(w, "n2", 2));
+    int64_t first = submit_with_spare(w, &mem, 1);
+    assert_int_equal(busy(w), 2);
+    Boost__JobSpec *spec = spec_new(&mem); /* two devices of a node: the spare has one of them */
+    spec->has_priority = true;
+    spec->priority = 90;
+    int64_t second = submit_spec(w, spec, false);
+    advance(w, 5000);
+    assert_state(w, second, STARTING);
+    assert_state(w, first, QUEUED);
+    assert_int_equal(job_of(w, first)->n_attempts, 1);
+    arena_free(&mem);
+    world_free(w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -358,6 +384,7 @@ int main(void)
         cmocka_unit_test(a_start_goes_with_its_nodes_health),
         cmocka_unit_test(a_spare_outlives_the_controller_on_an_unsound_node),
         cmocka_unit_test(a_spare_that_was_given_away_is_not_held_again),
+        cmocka_unit_test(a_job_without_its_spare_waits_its_turn),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
