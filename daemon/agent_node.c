@@ -124,6 +124,8 @@ static const Boost__Register *make_register(void *arg)
         live->attempt = a->attempt;
         live->store_id = a->store_id;
         live->alive = attempt_alive(a);
+        live->has_epilog = true;
+        live->epilog = a->state == ATTEMPT_ENDED && a->epilog_runs;
         live->n_ranks = a->start->n_ranks;
         live->ranks = a->start->ranks;
         live->has_cuda = true;

@@ -68,6 +68,8 @@ static Boost__Verdict__What verdict(struct core *c, const struct node *n, const 
     const struct attempt_part *part = live_part(c, n->name, x->job, x->attempt, &job, &a);
     if (part && !part->lost && !part->gone)
         return BOOST__VERDICT__WHAT__KEEP;
+    if (x->alive && x->epilog)
+        return BOOST__VERDICT__WHAT__KEEP; /* nothing is left to kill, and its NodeEnd is answered with a ForgetAttempt */
     if (x->alive)
         return BOOST__VERDICT__WHAT__FENCE;
     if (ending(c, x->job, x->attempt))
@@ -105,6 +107,10 @@ static void rebuild_holdings(struct core *c, struct node *n, const Boost__Regist
         /* Drained by an earlier run of the controller: what it waited for is among these. */
         if (h && ours && verdict(c, n, x) == BOOST__VERDICT__WHAT__FENCE && n->admin == ADMIN(DRAINING))
             h->overdue = true;
+        if (h && ours && x->epilog) { /* that it is dead is confirmed with this */
+            h->epilog = true;
+            h->overdue = false;
+        }
     }
     spares_give_way(c, n);
     node_undrain(c, n);

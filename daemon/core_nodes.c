@@ -282,6 +282,8 @@ void holding_kill(struct core *c, struct node *n, struct holding *h)
 {
     Boost__StopAttempt stop = BOOST__STOP_ATTEMPT__INIT;
     Boost__ControllerMessage m = BOOST__CONTROLLER_MESSAGE__INIT;
+    if (h->epilog) /* nothing is left to kill */
+        return;
     stop.has_job = stop.has_attempt = stop.has_how = true;
     stop.job = h->job;
     stop.attempt = h->attempt;

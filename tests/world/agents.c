@@ -423,7 +423,7 @@ static void on_verdicts(struct world *w, struct fake_agent *a, const Boost__Regi
                 kill_all(w, a, x);
         } else if (r->verdicts[i]->what == BOOST__VERDICT__WHAT__FORGET) {
             assert_false(x->alive);
-            x->forgotten = true;
+            x->forgotten = !x->epilog; /* else behind it */
         }
     }
 }
@@ -461,7 +461,7 @@ bool world_send(void *arg, const char *node, const Boost__ControllerMessage *m)
         struct fake_attempt *x = fake_find(a, copy->forget->job, copy->forget->attempt);
         if (x) {
             assert_false(x->alive);
-            x->forgotten = true;
+            x->forgotten = !x->epilog; /* else behind it */
         }
         break;
     }

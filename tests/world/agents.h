@@ -26,6 +26,7 @@ struct fake_attempt {
     int64_t from_step, step, steps;
     char resume[256], ckpt_dir[256];
     bool alive, forgotten, node_end_acked;
+    bool epilog; /* runs: told so when the agent registers, with alive */
     bool ended[8]; /* by index into ranks */
     bool end_acked[8];
     struct end ends[8];

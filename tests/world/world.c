@@ -200,7 +200,9 @@ int try_register(struct world *w, struct fake_agent *a, struct error *err)
         l->job = x->job;
         l->attempt = x->attempt;
         l->store_id = (char *)(uintptr_t)w->store_id;
-        l->alive = x->alive;
+        l->alive = x->alive || x->epilog;
+        l->has_epilog = 1;
+        l->epilog = x->epilog;
         l->n_ranks = (size_t)x->n_ranks;
         l->ranks = x->ranks;
         l->has_cuda = 1;
@@ -218,7 +220,7 @@ int try_register(struct world *w, struct fake_agent *a, struct error *err)
         for (int k = 0; k < x->n_ranks && !x->forgotten; k++)
             if (x->ended[k] && !x->end_acked[k])
                 say_end_of(w, a, x, k, x->ends[k]);
-        if (!x->forgotten && !x->alive && !x->node_end_acked)
+        if (!x->forgotten && !x->alive && !x->epilog && !x->node_end_acked)
             say_node_end(w, a, x);
     }
     return ERR_OK;

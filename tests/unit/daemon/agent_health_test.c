@@ -184,6 +184,7 @@ static void test_prolog_and_epilog_frame_an_attempt(void **state)
     verdict_of(&fence, 1, BOOST__VERDICT__WHAT__FENCE);
     accept_agent(f, &fence);
     assert_true(f->registered->n_attempts == 1 && f->registered->attempts[0]->alive);
+    assert_true(f->registered->attempts[0]->epilog);
     m = expect(f, BOOST__AGENT_MESSAGE__BODY_NODE_END);
     assert_true(m->node_end->epilog);
     boost__agent_message__free_unpacked(m, NULL);

@@ -212,6 +212,51 @@ static void an_epilog_keeps_the_devices_and_not_the_job(void **state)
     world_free(w);
 }
 
+/* The link breaks while it runs, and boostd with it: nothing is fenced, nothing is waited for, the devices stay taken. */
+static void an_epilog_outlasts_a_connection(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    (void)agent_add(w, "n2", 2);
+    a = &w->agents[0];
+    join_world(w, &w->agents[1]);
+    x = newest(w, a, id);
+    for (int i = 0; i < x->n_ranks; i++)
+        say_end_of(w, a, x, i, (struct end){.exit_code = 1});
+    x->alive = false;
+    x->epilog = true;
+    say_node_gone(w, "n1", x, true);
+    advance(w, 20000);
+    assert_non_null(newest(w, &w->agents[1], id));
+    int kills = x->kills; /* with the first rank's end */
+    for (int i = 0; i < 2; i++) {
+        if (i == 0)
+            disconnect(w, a);
+        else
+            controller_restart(w);
+        for (int k = 0; k < w->n_agents; k++)
+            if (!w->agents[k].connected)
+                join_world(w, &w->agents[k]);
+        struct node *n = node_of(w, "n1");
+        assert_int_equal(node_busy(n, SCHED_CPU), 2);
+        assert_true(node_holding(n, id, 1)->epilog);
+        assert_int_equal(node_holding(n, id, 1)->kill_due, 0);
+        advance(w, 60000);
+        assert_int_equal(n->admin, ADMIN(NONE));
+        assert_int_equal(node_busy(n, SCHED_CPU), 2);
+    }
+    assert_int_equal(x->kills, kills);
+    x->epilog = false;
+    say_node_gone(w, "n1", x, false);
+    assert_int_equal(node_busy(node_of(w, "n1"), SCHED_CPU), 0);
+    assert_true(x->forgotten);
+    world_free(w);
+}
+
 /* The node itself limits its prolog: the time for the rendezvous begins behind it. */
 static void a_long_prolog_is_no_lost_rendezvous(void **state)
 {
@@ -351,6 +396,7 @@ int main(void)
         cmocka_unit_test(nothing_before_the_first_check_has_ended),
         cmocka_unit_test(a_failure_outlives_both_restarts),
         cmocka_unit_test(an_epilog_keeps_the_devices_and_not_the_job),
+        cmocka_unit_test(an_epilog_outlasts_a_connection),
         cmocka_unit_test(a_long_prolog_is_no_lost_rendezvous),
         cmocka_unit_test(a_prolog_that_outlives_its_time_is),
         cmocka_unit_test(a_node_that_refused_is_the_last_choice),
