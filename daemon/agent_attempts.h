@@ -153,8 +153,9 @@ void attempt_launch(struct agent_attempt *a);
 void attempt_tell_doing(struct agent_attempt *a);
 /* For one that is PREPARED. */
 void attempt_run_keeper(struct agent_attempt *a);
+/* epilog: one of it runs, a NodeEnd follows. */
 void attempt_refuse(struct agent *agent, int64_t job, int32_t attempt, Boost__ExitClass__Value class_,
-                    Boost__Reason__Value reason, const struct error *why);
+                    Boost__Reason__Value reason, const struct error *why, bool epilog);
 
 /* ---- agent_epilog.c ---- */
 

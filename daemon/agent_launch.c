@@ -22,7 +22,7 @@ enum {
 };
 
 void attempt_refuse(struct agent *agent, int64_t job, int32_t attempt, Boost__ExitClass__Value class_,
-                    Boost__Reason__Value reason, const struct error *why)
+                    Boost__Reason__Value reason, const struct error *why, bool epilog)
 {
     Boost__AttemptRefused r = BOOST__ATTEMPT_REFUSED__INIT;
     log_error(LOG_WARN, why, "attempt %lld.%d is refused", (long long)job, attempt);
@@ -33,6 +33,8 @@ void attempt_refuse(struct agent *agent, int64_t job, int32_t attempt, Boost__Ex
     r.reason = reason;
     r.text = (char *)(uintptr_t)why->message;
     r.hint = (char *)(uintptr_t)why->hint;
+    r.has_epilog = true;
+    r.epilog = epilog;
     /* Not durable: when it is lost the controller orders the start again and hears it again. */
     agent_send(agent, BOOST__AGENT_MESSAGE__BODY_ATTEMPT_REFUSED, &r.base);
 }
@@ -177,7 +179,6 @@ static void prepare(uv_work_t *work)
 static void give_up(struct agent_attempt *a, const struct launch *l)
 {
     struct error err;
-    attempt_refuse(a->agent, a->job, a->attempt, l->class_, l->reason, &l->err);
     if (fs_remove_tree(a->run_dir, &err))
         log_error(LOG_WARN, &err, "%s", a->run_dir);
     if (a->prolog_ran && !l->prolog_failed) {
@@ -185,6 +186,9 @@ static void give_up(struct agent_attempt *a, const struct launch *l)
         a->forget = a->end_sent = true;
         attempt_epilog(a);
     }
+    if (a->epilog_runs) /* for whoever hears of its end alone: a refusal is not told again */
+        snprintf(a->note, sizeof a->note, "not started: %.400s", l->err.message);
+    attempt_refuse(a->agent, a->job, a->attempt, l->class_, l->reason, &l->err, a->epilog_runs);
     if (!a->epilog_runs)
         attempt_drop(a);
 }
@@ -251,7 +255,8 @@ void attempt_launch(struct agent_attempt *a)
     struct error err;
     if (!l) {
         error_set(&err, ERR_NOMEM, "no memory to prepare the attempt");
-        attempt_refuse(a->agent, a->job, a->attempt, BOOST__EXIT_CLASS__VALUE__INFRA, BOOST__REASON__VALUE__NONE, &err);
+        attempt_refuse(a->agent, a->job, a->attempt, BOOST__EXIT_CLASS__VALUE__INFRA, BOOST__REASON__VALUE__NONE, &err,
+                       false);
         attempt_drop(a);
         return;
     }

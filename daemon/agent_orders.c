@@ -108,7 +108,7 @@ void attempts_start(struct agent *agent, const Boost__AttemptStart *order)
     if (rc) {
         attempt_refuse(agent, order ? order->job : 0, order ? order->attempt : 0,
                        rc == ERR_BUSY ? BOOST__EXIT_CLASS__VALUE__INFRA : BOOST__EXIT_CLASS__VALUE__SPEC,
-                       rc == ERR_BUSY ? BOOST__REASON__VALUE__NONE : BOOST__REASON__VALUE__SpecError, &err);
+                       rc == ERR_BUSY ? BOOST__REASON__VALUE__NONE : BOOST__REASON__VALUE__SpecError, &err, false);
         return;
     }
     struct agent_attempt *a = NULL;
@@ -128,14 +128,14 @@ void attempts_start(struct agent *agent, const Boost__AttemptStart *order)
     if (start && (rc = devices_assign(agent, start, &err))) {
         boost__attempt_start__free_unpacked(start, NULL);
         attempt_refuse(agent, order->job, order->attempt, BOOST__EXIT_CLASS__VALUE__INFRA,
-                       BOOST__REASON__VALUE__NoDevices, &err);
+                       BOOST__REASON__VALUE__NoDevices, &err, false);
         return;
     }
     a = start ? attempts_add(agent, start) : NULL;
     if (!a) {
         error_set(&err, ERR_NOMEM, "no memory for the attempt");
         attempt_refuse(agent, order->job, order->attempt, BOOST__EXIT_CLASS__VALUE__INFRA, BOOST__REASON__VALUE__NONE,
-                       &err);
+                       &err, false);
         return;
     }
     a->confirmed = true;

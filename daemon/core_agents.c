@@ -400,6 +400,11 @@ static void remember_refusal(struct core *c, const struct node *n, struct job *j
 static void on_refused(struct core *c, struct node *n, const Boost__AttemptRefused *x)
 {
     struct job *job;
+    struct holding *h = node_holding(n, x->job, x->attempt);
+    if (h && x->epilog) {
+        h->epilog = true;
+        node_release(c, n, x->job, x->attempt); /* not yet, but nothing of it is left to kill */
+    }
     struct attempt *a = attempt_for(c, n, x->job, x->attempt, -1, true, &job);
     struct attempt_part *part = a ? live_part(c, n->name, x->job, x->attempt, &job, &a) : NULL;
     if (!part || part->gone || part->lost)

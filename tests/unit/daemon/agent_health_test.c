@@ -251,7 +251,11 @@ static void test_an_epilog_follows_a_prolog_whatever_comes_between(void **state)
     start_agent(f);
     accept_agent(f, NULL);
     order_start(f, "exit7", 1, 1);
-    expect_refused(f, BOOST__EXIT_CLASS__VALUE__INFRA, BOOST__REASON__VALUE__NONE, "attempts");
+    Boost__AgentMessage *m = expect(f, BOOST__AGENT_MESSAGE__BODY_ATTEMPT_REFUSED);
+    assert_int_equal(m->attempt_refused->class_, BOOST__EXIT_CLASS__VALUE__INFRA);
+    assert_non_null(strstr(m->attempt_refused->text, "attempts"));
+    assert_true(m->attempt_refused->epilog); /* the devices stay taken */
+    boost__agent_message__free_unpacked(m, NULL);
     path_in(f, "down", path);
     await_path(path, true);
     expect_over(f);

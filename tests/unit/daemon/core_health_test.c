@@ -320,6 +320,40 @@ static void a_prolog_that_outlives_its_time_is(void **state)
     world_free(w);
 }
 
+/* Refused behind its prolog: what that has set up is being taken down, and nobody else comes there meanwhile. */
+static void a_refusal_with_an_epilog_keeps_the_devices(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    join_world(w, a);
+    int64_t id = submit(w);
+    struct fake_attempt *x = newest(w, a, id);
+    Boost__AttemptRefused refused = BOOST__ATTEMPT_REFUSED__INIT;
+    Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
+    refused.has_job = refused.has_attempt = refused.has_class_ = refused.has_epilog = refused.epilog = true;
+    refused.job = id;
+    refused.attempt = 1;
+    refused.class_ = CLASS(INFRA);
+    refused.text = (char *)(uintptr_t) "no keeper";
+    m.body_case = BOOST__AGENT_MESSAGE__BODY_ATTEMPT_REFUSED;
+    m.attempt_refused = &refused;
+    x->alive = false;
+    say(w, "n1", &m);
+    pump(w);
+    struct node *n = node_of(w, "n1");
+    advance(w, 120000);
+    assert_int_equal(node_busy(n, SCHED_CPU), 2);
+    assert_true(node_holding(n, id, 1)->epilog);
+    assert_int_equal(n->admin, ADMIN(NONE));
+    assert_int_equal(job_of(w, id)->n_attempts, 1);
+    say_node_gone(w, "n1", x, false);
+    advance(w, 1000);
+    assert_null(node_holding(n, id, 1));
+    assert_int_equal(newest(w, a, id)->attempt, 2);
+    world_free(w);
+}
+
 /* What one node refuses another is asked for first; without another it is asked again. */
 static void a_node_that_refused_is_the_last_choice(void **state)
 {
@@ -399,6 +433,7 @@ int main(void)
         cmocka_unit_test(an_epilog_outlasts_a_connection),
         cmocka_unit_test(a_long_prolog_is_no_lost_rendezvous),
         cmocka_unit_test(a_prolog_that_outlives_its_time_is),
+        cmocka_unit_test(a_refusal_with_an_epilog_keeps_the_devices),
         cmocka_unit_test(a_node_that_refused_is_the_last_choice),
         cmocka_unit_test(labels_are_shown_and_found),
     };
