@@ -151,15 +151,18 @@ static void send_registered(struct core *c, struct node *n, const Boost__Registe
     free(list);
 }
 
-/* An adopted store is behind: what it does not know of was begun since, and its numbers are taken. */
+/* An adopted store is behind: what it does not know of was begun since, and its numbers are taken. That counts until a
+ * job is begun here: a node that makes numbers up has others skipped no more than once. */
 static void learn_numbers(struct core *c, const Boost__Register *m)
 {
+    if (!c->adopted)
+        return;
     for (size_t i = 0; i < m->n_attempts; i++) {
         const Boost__LiveAttempt *x = m->attempts[i];
         if (x->store_id && strcmp(x->store_id, core_store_id(c)) != 0)
             continue;
         struct job *job = core_job(c, x->job);
-        if (job && x->attempt > job->attempt_floor && x->attempt <= job->n_attempts + CORE_ADOPTED_GAP)
+        if (job && !job->searched && x->attempt > job->attempt_floor && x->attempt <= job->n_attempts + CORE_ADOPTED_GAP)
             job->attempt_floor = x->attempt;
         if (x->job >= c->next_job_id && x->job < c->learn_below)
             c->next_job_id = x->job + 1;

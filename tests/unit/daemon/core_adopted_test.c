@@ -63,6 +63,33 @@ static void numbers_go_on(void **state)
     world_free(w);
 }
 
+/* What nothing was adopted for, or is past: a node that tells of attempts which never were has no numbers skipped. */
+static void made_up_numbers_are_no_numbers(void **state)
+{
+    (void)state;
+    for (int copy = 0; copy < 2; copy++) {
+        struct world *w = world_new();
+        struct fake_agent *a = agent_add(w, "n1", 2);
+        int64_t id = 0;
+        if (copy)
+            adopted(w);
+        join_world(w, a);
+        struct fake_attempt *x = run_job(w, a, &id);
+        assert_int_equal(job_of(w, id)->searched, copy);
+        struct fake_attempt *lie = &a->attempts[a->n_attempts++];
+        *lie = *x;
+        lie->attempt = 9000;
+        lie->alive = false;
+        disconnect(w, a);
+        join_world(w, a);
+        say_end_of(w, a, x, 0, (struct end){.exit_code = 1});
+        advance(w, 60000);
+        assert_int_equal(newest(w, a, id)->attempt, 2);
+        assert_int_equal(job_of(w, id)->n_attempts, 2);
+        world_free(w);
+    }
+}
+
 /* A node that is not back yet may have what nobody knows of: nothing starts before, nor for ever. */
 static void waits_for_every_node(void **state)
 {
@@ -147,6 +174,7 @@ static void checkpoints_are_found(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(nothing_has_changed), cmocka_unit_test(numbers_go_on),
+                                       cmocka_unit_test(made_up_numbers_are_no_numbers),
                                        cmocka_unit_test(waits_for_every_node),
                                        cmocka_unit_test(checkpoints_are_found)};
     return cmocka_run_group_tests(tests, NULL, NULL);
