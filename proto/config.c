@@ -276,6 +276,10 @@ int config_load_agent(const char *path, const char *fallback, const char *const 
         rc = below("hang_min_ms", c->hang_min_ms, "hang_max_ms", c->hang_max_ms, err);
     if (!rc)
         rc = check_log_level(c->log_level, err);
+    if (!rc && c->health_interval_ms > 0 && c->health_interval_ms < 100) {
+        error_set(err, ERR_INVALID, "configuration: health_interval_ms = %d is out of range", c->health_interval_ms);
+        rc = error_hint(err, "choose 100 to 86400000, or 0 for checks at the agent's start and before attempts only");
+    }
     if (!rc && !(c->peak_tflops >= 0 && c->peak_tflops <= 1e6)) {
         rc = error_set(err, ERR_INVALID, "configuration: peak_tflops = %g is out of range", c->peak_tflops);
         error_hint(err, "choose 0 to 1000000, e.g. 989.4");

@@ -183,6 +183,8 @@ static void what_a_node_is(void **state)
         {"health_script: \"/nonexistent/check\"", "/nonexistent/check cannot be run"},
         {"epilog: \"/etc/passwd\"", "epilog = /etc/passwd cannot be run"},
         {"health_interval_ms: -1", "health_interval_ms"},
+        {"health_interval_ms: 1", "health_interval_ms = 1 "},
+        {"health_interval_ms: 99", "health_interval_ms = 99 "},
         {"epilog_timeout_ms: 99", "epilog_timeout_ms"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
