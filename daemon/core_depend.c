@@ -83,18 +83,27 @@ void depend_ended(struct core *c)
     }
 }
 
-void depend_waive(struct core *c, struct job *job)
+static void waive_in(struct core *c, Boost__JobSpec *spec)
 {
-    Boost__JobSpec *spec = job->resolved;
     size_t left = 0;
-    for (size_t i = 0; i < spec->n_after; i++) {
+    for (size_t i = 0; spec && i < spec->n_after; i++) {
         const struct job *on;
         if (depend_one(c, spec->after[i], &on) == DEPEND_NEVER)
             free(spec->after[i]); /* as protobuf-c took it */
         else
             spec->after[left++] = spec->after[i];
     }
-    spec->n_after = left;
+    if (spec)
+        spec->n_after = left;
+}
+
+/* In what was submitted too: a restart with changes begins with that. */
+void depend_waive(struct core *c, struct job *job)
+{
+    waive_in(c, job->resolved);
+    waive_in(c, job->spec);
+    waive_in(c, job->next_resolved);
+    waive_in(c, job->next_spec);
 }
 
 /* ---- limits of users ----------------------------------------------------------------------- */

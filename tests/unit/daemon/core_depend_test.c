@@ -53,6 +53,8 @@ static void each_kind(void **state)
     assert_int_equal(control(w, RELEASE, vain, false), ERR_OK);
     advance(w, 100);
     assert_state(w, vain, STARTING);
+    assert_int_equal(job_of(w, vain)->resolved->n_after, 0);
+    assert_int_equal(job_of(w, vain)->spec->n_after, 0); /* what restart --set begins with */
     /* One that comes too late for it is held at once. */
     int64_t late = submit_want(w, (struct want){.after = "afterok:2"});
     assert_state(w, late, HELD);
@@ -77,6 +79,12 @@ static void dependencies_last(void **state)
     assert_state(w, third, QUEUED);
     assert_int_equal(control(w, CANCEL, second, true), ERR_OK);
     assert_state(w, third, HELD);
+    assert_int_equal(job_of(w, third)->spec->n_after, 1);
+    assert_int_equal(control(w, RELEASE, third, true), ERR_OK);
+    controller_restart(w);
+    pump(w);
+    assert_state(w, third, QUEUED);
+    assert_int_equal(job_of(w, third)->spec->n_after, 0);
     world_free(w);
 }
 
