@@ -112,9 +112,11 @@ void core_submit(struct core *c, const Boost__JobSpec *spec, const struct core_u
  * jobs have consecutive ids; the reply tells the first, by which the array is known. */
 void core_submit_array(struct core *c, Boost__JobSpec *const *specs, int n, const int32_t *index, int limit,
                        const struct core_user *user, bool hold, core_reply_fn reply, void *arg);
-/* Dry run: validates and resolves (caller frees *resolved); *would_wait with its reason (arena). */
-MUST_USE int core_dry_run(struct core *c, const Boost__JobSpec *spec, const struct core_user *user, struct arena *arena,
-                          Boost__JobSpec **resolved, bool *would_wait, const char **reason, struct error *err);
+/* Dry run of one of `jobs` that are submitted together: validates and resolves (caller frees *resolved); *would_wait with
+ * its reason (arena). */
+MUST_USE int core_dry_run(struct core *c, const Boost__JobSpec *spec, int jobs, const struct core_user *user,
+                          struct arena *arena, Boost__JobSpec **resolved, bool *would_wait, const char **reason,
+                          struct error *err);
 /* `text` says what will happen, the job's number not included ("finishes its step, checkpoints (at most 30 s) and is
  * HELD"); it is the core's until the reply returns. Refused with the reason when the state does not allow it. The reply
  * comes when the change is durable. */

@@ -360,15 +360,16 @@ void core_submit(struct core *c, const Boost__JobSpec *spec, const struct core_u
     core_submit_array(c, &one, 1, NULL, 0, user, hold, reply, arg);
 }
 
-int core_dry_run(struct core *c, const Boost__JobSpec *spec, const struct core_user *user, struct arena *arena,
-                 Boost__JobSpec **resolved, bool *would_wait, const char **reason, struct error *err)
+int core_dry_run(struct core *c, const Boost__JobSpec *spec, int jobs, const struct core_user *user,
+                 struct arena *arena, Boost__JobSpec **resolved, bool *would_wait, const char **reason,
+                 struct error *err)
 {
     *resolved = NULL;
     *reason = "";
     *would_wait = false;
     int rc = spec_resolve(c, spec, user->uid, resolved, err);
     if (!rc && ((rc = depend_check(c, spec, err)) ||
-                (rc = limit_check(c, user->uid, user->name ? user->name : "?", *resolved, 1, err)))) {
+                (rc = limit_check(c, user->uid, user->name ? user->name : "?", *resolved, jobs, err)))) {
         boost__job_spec__free_unpacked(*resolved, NULL);
         *resolved = NULL;
     }

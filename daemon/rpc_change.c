@@ -52,7 +52,8 @@ static int dry_run_more(struct rpc_call *call, const Boost__SubmitRequest *reque
         Boost__JobSpec *resolved = NULL;
         bool waits = false;
         const char *why = NULL;
-        rc = core_dry_run(call->rpc->core, request->more[i], &call->user, &call->arena, &resolved, &waits, &why, err);
+        rc = core_dry_run(call->rpc->core, request->more[i], 1 + (int)request->n_more, &call->user, &call->arena,
+                          &resolved, &waits, &why, err);
         if (rc)
             rc = error_context(err, "task %d", request->array_index[i + 1]);
         else
@@ -71,8 +72,8 @@ static void dry_run(struct rpc_call *call, const Boost__SubmitRequest *request)
     bool would_wait = false;
     const char *reason = NULL;
     struct error err;
-    int rc =
-        core_dry_run(call->rpc->core, request->spec, &call->user, &call->arena, &resolved, &would_wait, &reason, &err);
+    int rc = core_dry_run(call->rpc->core, request->spec, 1 + (int)request->n_more, &call->user, &call->arena,
+                          &resolved, &would_wait, &reason, &err);
     if (!rc && (rc = dry_run_more(call, request, &would_wait, &reason, &err)))
         boost__job_spec__free_unpacked(resolved, NULL);
     if (rc) {

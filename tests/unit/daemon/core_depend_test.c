@@ -103,6 +103,19 @@ static void limits(void **state)
     reconfigured(w);
     struct fake_agent *a = agent_add(w, "gpu01", 8);
     join_world(w, a);
+    struct arena mem;
+    Boost__JobSpec *resolved;
+    struct error err;
+    const char *reason;
+    bool waits;
+    arena_init(&mem, 1 << 20);
+    for (int jobs = 2; jobs <= 3; jobs++) { /* of an array, dry: as many as there may be, and one more */
+        int rc = core_dry_run(w->core, spec_new(&mem), jobs, &user_ann, &mem, &resolved, &waits, &reason, &err);
+        assert_int_equal(rc, jobs == 2 ? ERR_OK : ERR_REFUSED);
+        if (!rc)
+            boost__job_spec__free_unpacked(resolved, NULL);
+    }
+    arena_free(&mem);
     int64_t two = submit_want(w, (struct want){.tp = 2}), more = submit_want(w, (struct want){.tp = 2});
     int64_t one = submit_want(w, (struct want){0}), next = submit_want(w, (struct want){0});
     assert_state(w, two, STARTING);

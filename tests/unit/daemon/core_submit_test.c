@@ -59,7 +59,8 @@ static void threads_beyond_every_nodes_cores_are_refused(void **state)
     assert_int_equal(submit_spec(w, spec, true), 0);
     assert_int_equal(w->reply_rc, ERR_INVALID);
     assert_says(w->reply_text, "resources.threads_per_rank = 9: no node has so many cores, n2 has most, 8");
-    assert_int_equal(core_dry_run(w->core, spec, &user_ann, &mem, &resolved, &would_wait, &reason, &err), ERR_INVALID);
+    assert_int_equal(core_dry_run(w->core, spec, 1, &user_ann, &mem, &resolved, &would_wait, &reason, &err),
+                     ERR_INVALID);
     assert_null(resolved);
     assert_says(err.hint, "1 to 8");
     resources.threads_per_rank = 8;
