@@ -206,11 +206,13 @@ void check_earlier_attempts(const char *attempts_dir, const Boost__AttemptStart 
     int64_t deadline = clock_mono_ns() + LEFTOVER_MS * NS_PER_MS;
     struct leftover *found = calloc(LEFTOVERS_MAX, sizeof *found);
     const struct leftover *one = NULL;
+    uid_t uid = start->has_uid ? start->uid : geteuid();
     for (bool first = true; found; first = false) {
-        int n = leftovers_find(attempts_dir, found);
+        int n = leftovers_find(attempts_dir, "", found);
         one = NULL;
         for (int i = 0; i < n; i++)
-            if (is_earlier(found[i].attempt, start) && procid_signal(&found[i].id, SIGKILL, NULL) != ERR_NOT_FOUND)
+            if (is_earlier(found[i].attempt, start) && found[i].uid == uid &&
+                procid_signal(&found[i].id, SIGKILL, NULL) != ERR_NOT_FOUND)
                 one = &found[i];
         if (!one || clock_mono_ns() >= deadline)
             break;

@@ -31,7 +31,7 @@ void checks_at_once(const Boost__AgentConfig *config, struct findings *out);
 /* The site's script; `start` is the attempt that is to begin, or NULL. */
 void check_script(const Boost__AgentConfig *config, const char *node, const Boost__AttemptStart *start,
                   struct findings *out);
-/* Kills what earlier attempts of this job have left here, waiting some seconds (D3, D7, D44). */
+/* Kills what earlier attempts of this job have left here as its user, waiting some seconds (D3, D7, D44). */
 void check_earlier_attempts(const char *attempts_dir, const Boost__AttemptStart *start, struct findings *out);
 /* ERR_BUSY: less memory can be had than the attempt's ranks ask for. */
 MUST_USE int check_room(const Boost__AttemptStart *start, struct error *err);

@@ -29,49 +29,78 @@ struct agent_health {
     int64_t next_ns; /* of the next check, 0: none is planned */
     /* the thread's, while `checking` */
     struct findings next;
+    struct buffer live; /* names of attempts that lived as it began, for leftovers_find() */
     struct leftover seen[LEFTOVERS_MAX];
     int n_seen;
     /* the loop's */
     struct findings now;         /* of the newest check */
     struct findings scripts;     /* prolog, epilog */
-    int64_t leftover_ns;         /* since when something is left of ended attempts; 0: nothing is */
+    struct killed {
+        struct procid id;
+        int64_t since; /* monotonic; of the first kill */
+    } killed[LEFTOVERS_MAX]; /* what ended attempts had left at the newest check */
+    int n_killed;
     struct buffer report, told;  /* packed HealthReports: the last one made, the last one that got through */
     struct findings last_logged; /* so that the same trouble is logged once */
 };
 
 /* ---- what ended attempts have left ---- */
 
-static bool is_alive(const struct agent *agent, const char *name)
+static const char *attempt_name(const struct agent_attempt *a)
 {
-    for (const struct agent_attempt *a = agent->attempts; a; a = a->next)
-        if (attempt_alive(a) && strcmp(strrchr(a->run_dir, '/') + 1, name) == 0)
-            return true;
-    return false;
+    return strrchr(a->run_dir, '/') + 1;
 }
 
-/* The thread saw processes of any attempt; which of these live is known here only. The others are killed. */
+static void list_live(struct agent_health *h)
+{
+    buffer_clear(&h->live);
+    for (const struct agent_attempt *a = h->agent->attempts; a; a = a->next)
+        if (attempt_alive(a))
+            buffer_append(&h->live, attempt_name(a), strlen(attempt_name(a)) + 1);
+    buffer_append(&h->live, "", 1);
+}
+
+/* Not of an attempt that has come meanwhile, nor another user's that only says it is one's. */
+static bool is_leftover(const struct agent *agent, const struct leftover *x)
+{
+    for (const struct agent_attempt *a = agent->attempts; a; a = a->next)
+        if (strcmp(attempt_name(a), x->attempt) == 0)
+            return !attempt_alive(a) && a->uid == x->uid;
+    return true;
+}
+
+static int64_t killed_since(const struct agent_health *h, const struct procid *id, int64_t now)
+{
+    for (int i = 0; i < h->n_killed; i++)
+        if (h->killed[i].id.pid == id->pid && h->killed[i].id.start == id->start)
+            return h->killed[i].since;
+    return now;
+}
+
+/* What the thread saw is killed. The node is unfit when one and the same process outlives that: new ones every second
+ * are their user's doing. */
 static void end_leftovers(struct agent_health *h, int64_t now)
 {
-    const struct leftover *left = NULL;
+    struct killed killed[LEFTOVERS_MAX];
+    int n = 0;
     for (int i = 0; i < h->n_seen; i++) {
         const struct leftover *x = &h->seen[i];
-        if (is_alive(h->agent, x->attempt) || procid_signal(&x->id, SIGKILL, NULL) == ERR_NOT_FOUND)
+        if (!is_leftover(h->agent, x) || procid_signal(&x->id, SIGKILL, NULL) == ERR_NOT_FOUND)
             continue;
-        if (!left)
+        if (!n)
             log_line(LOG_WARN, "process %ld (%s) was left by attempt %s, which is over: killed", (long)x->id.pid,
                      x->name, x->attempt);
-        left = x;
+        killed[n] = (struct killed){.id = x->id, .since = killed_since(h, &x->id, now)};
+        if (now - killed[n].since >= DEAD_MS * NS_PER_MS)
+            finding_set(&h->now, "leftover", "process %ld (%s) of attempt %s, which is over, cannot be killed",
+                        (long)x->id.pid, x->name, x->attempt);
+        n++;
     }
-    if (!left) {
-        h->leftover_ns = 0;
-        return;
-    }
-    if (!h->leftover_ns)
-        h->leftover_ns = now;
-    h->next_ns = now + LEFTOVER_MS * NS_PER_MS;
-    if (now - h->leftover_ns >= DEAD_MS * NS_PER_MS)
-        finding_set(&h->now, "leftover", "process %ld (%s) of attempt %s, which is over, cannot be killed",
-                    (long)left->id.pid, left->name, left->attempt);
+    for (int i = 0; i < n; i++)
+        h->killed[i] = killed[i];
+    h->n_killed = n;
+    if (n)
+        h->next_ns = now + LEFTOVER_MS * NS_PER_MS;
 }
 
 /* ---- checking ---- */
@@ -82,7 +111,7 @@ static void check(uv_work_t *work)
     h->next.n = 0;
     checks_at_once(h->agent->config, &h->next);
     check_script(h->agent->config, h->agent->node, NULL, &h->next);
-    h->n_seen = leftovers_find(h->agent->attempts_dir, h->seen);
+    h->n_seen = leftovers_find(h->agent->attempts_dir, h->live.len ? (const char *)h->live.data : "", h->seen);
 }
 
 static void log_changes(struct agent_health *h)
@@ -132,6 +161,7 @@ static void begin(struct agent_health *h)
 {
     h->again = false;
     h->next_ns = 0;
+    list_live(h);
     h->checking = uv_queue_work(h->agent->loop, &h->work, check, checked) == 0;
 }
 
@@ -265,10 +295,12 @@ int health_open(struct agent *agent, struct agent_health **out, struct error *er
     h->work.data = h;
     buffer_init(&h->report, LIMIT_FRAME);
     buffer_init(&h->told, LIMIT_FRAME);
+    buffer_init(&h->live, LIMIT_FRAME);
     load_scripts(h);
     if (*agent->config->health_script) {
         begin(h);
     } else {
+        list_live(h);
         check(&h->work);
         finish(h, clock_mono_ns());
     }
@@ -288,6 +320,7 @@ void health_close(struct agent_health *h)
     h->closing = true;
     buffer_free(&h->report);
     buffer_free(&h->told);
+    buffer_free(&h->live);
     free(h);
 }
 

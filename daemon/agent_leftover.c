@@ -57,7 +57,14 @@ static const char *environment_with(long pid, const char *prefix, struct buffer 
     return NULL;
 }
 
-int leftovers_find(const char *attempts_dir, struct leftover out[LEFTOVERS_MAX])
+static bool listed(const char *list, const char *name)
+{
+    while (*list && strcmp(list, name) != 0)
+        list += strlen(list) + 1;
+    return *list != '\0';
+}
+
+int leftovers_find(const char *attempts_dir, const char *live, struct leftover out[LEFTOVERS_MAX])
 {
     char prefix[PATH_MAX + 32];
     struct buffer environment;
@@ -70,8 +77,11 @@ int leftovers_find(const char *attempts_dir, struct leftover out[LEFTOVERS_MAX])
     for (long pid; n < LEFTOVERS_MAX && (pid = next_process(proc));) {
         struct leftover *x = &out[n];
         const char *attempt = environment_with(pid, prefix, &environment);
-        if (!attempt || procid_get((pid_t)pid, &x->id, NULL) || !procid_alive(&x->id))
+        struct proc_info info;
+        if (!attempt || listed(live, attempt) || procid_get((pid_t)pid, &x->id, NULL) || !procid_alive(&x->id) ||
+            !proc_read((pid_t)pid, &info))
             continue;
+        x->uid = info.uid;
         snprintf(x->attempt, sizeof x->attempt, "%s", attempt);
         process_name(pid, x->name);
         n++;

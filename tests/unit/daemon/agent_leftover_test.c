@@ -72,17 +72,40 @@ static void processes_are_found_by_their_attempt(void **state)
     snprintf(mine, sizeof mine, "BOOST_RUN_DIR=%s/0badcafe-17.2", attempts);
     snprintf(near, sizeof near, "BOOST_RUN_DIR=%s-of-another/0badcafe-17.2", attempts);
     char *env[] = {"A=1", mine, NULL}, *others[] = {near, NULL}, *none[] = {NULL};
-    assert_int_equal(leftovers_find(attempts, found), 0);
+    assert_int_equal(leftovers_find(attempts, "", found), 0);
     pid_t one = start(env, NULL), two = start(others, NULL), three = start(none, NULL);
-    assert_int_equal(leftovers_find(attempts, found), 1);
+    assert_int_equal(leftovers_find(attempts, "", found), 1);
     assert_int_equal(found[0].id.pid, one);
     assert_string_equal(found[0].attempt, "0badcafe-17.2");
     assert_string_equal(found[0].name, "sleep");
+    assert_int_equal(found[0].uid, geteuid());
     assert_int_equal(procid_signal(&found[0].id, SIGKILL, NULL), 0);
     stop(one);
     stop(two);
     stop(three);
-    assert_int_equal(leftovers_find(attempts, found), 0);
+    assert_int_equal(leftovers_find(attempts, "", found), 0);
+}
+
+/* More of an attempt that lives than the list has room for hide nothing. */
+static void those_that_live_take_no_room(void **state)
+{
+    (void)state;
+    enum { LIVE = LEFTOVERS_MAX + 2 };
+    static struct leftover found[LEFTOVERS_MAX];
+    char attempts[PATH_MAX + 16], live[PATH_MAX + 64], over[PATH_MAX + 64];
+    snprintf(attempts, sizeof attempts, "%s/attempts", dir);
+    snprintf(live, sizeof live, "BOOST_RUN_DIR=%s/0badcafe-17.3", attempts);
+    snprintf(over, sizeof over, "BOOST_RUN_DIR=%s/0badcafe-17.2", attempts);
+    char *env[] = {live, NULL}, *other[] = {over, NULL};
+    pid_t pids[LIVE + 1];
+    for (int i = 0; i < LIVE; i++)
+        pids[i] = start(env, NULL);
+    pids[LIVE] = start(other, NULL);
+    assert_int_equal(leftovers_find(attempts, "", found), LEFTOVERS_MAX);
+    assert_int_equal(leftovers_find(attempts, "0badcafe-1.1\0" "0badcafe-17.3\0", found), 1);
+    assert_int_equal(found[0].id.pid, pids[LIVE]);
+    for (int i = 0; i <= LIVE; i++)
+        stop(pids[i]);
 }
 
 static void who_has_a_file_open(void **state)
@@ -108,6 +131,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(processes_are_found_by_their_attempt),
+        cmocka_unit_test(those_that_live_take_no_room),
         cmocka_unit_test(who_has_a_file_open),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
