@@ -15,11 +15,16 @@
 
 #define WHAT(w) BOOST__CHECKPOINT_REQUEST__WHAT__##w
 
-/* SINCE is when the row came into its state: of a deleted one, when it was deleted. */
+/* SINCE is when the row came into its state: of a deleted one, when it was deleted. MIRROR is there for a job that has
+ * one. */
 void checkpoint_table(const struct ctl *ctl, Boost__CheckpointInfo *const *list, size_t n, int indent)
 {
-    static const char *const headers[] = {"STEP", "ATT", "STATE", "SHARDS", "SIZE", "SINCE", "MIRROR", "PATH", "NOTE"};
-    struct table *t = table_new(9, headers, "rrlrrllll");
+    static const char *const plain[] = {"STEP", "ATT", "STATE", "SHARDS", "SIZE", "SINCE", "PATH", "NOTE"};
+    static const char *const both[] = {"STEP", "ATT", "STATE", "SHARDS", "SIZE", "SINCE", "MIRROR", "PATH", "NOTE"};
+    bool mirrored = false;
+    for (size_t i = 0; i < n; i++)
+        mirrored = mirrored || list[i]->has_mirror;
+    struct table *t = mirrored ? table_new(9, both, "rrlrrllll") : table_new(8, plain, "rrlrrlll");
     for (size_t i = 0; i < n; i++) {
         const Boost__CheckpointInfo *c = list[i];
         char size[FORMAT_TEXT], when[CLOCK_TEXT];
@@ -29,7 +34,9 @@ void checkpoint_table(const struct ctl *ctl, Boost__CheckpointInfo *const *list,
         table_cell(t, "%d/%d", c->shards, c->world);
         table_cell(t, "%s", format_bytes(c->bytes, size));
         table_cell(t, "%s", c->wall_ns ? clock_rfc3339(c->wall_ns, when) : "-");
-        table_cell(t, "%s", c->has_mirror ? enum_name(&boost__mirror_state__value__descriptor, (int)c->mirror) : "-");
+        if (mirrored)
+            table_cell(t, "%s",
+                       c->has_mirror ? enum_name(&boost__mirror_state__value__descriptor, (int)c->mirror) : "-");
         table_cell(t, "%s", c->path ? c->path : "");
         const char *said[] = {c->pinned ? "pinned" : "", c->note ? c->note : "", c->mirror_note ? c->mirror_note : ""};
         char notes[2048] = "";
@@ -274,8 +281,8 @@ int verb_ckpt(struct ctl *ctl, int argc, char **argv)
     const struct option_row rows[] = {
         {'a', "all", NULL, "ls: deleted and abandoned ones too", &all, NULL, NULL},
         {0, "dtype", "TYPE", "export: bf16 or fp32 (the default)", NULL, &chosen.dtype, NULL},
-        {0, "rank", "R", "convert: a FULL_RANK model to SVD of this rank; without it SVD to FULL_RANK", NULL, &chosen.rank,
-         NULL},
+        {0, "rank", "R", "convert: a FULL_RANK model to SVD of this rank; without it SVD to FULL_RANK", NULL,
+         &chosen.rank, NULL},
         {'h', "help", NULL, "this text", &help, NULL, NULL},
         {0, NULL, NULL, NULL, NULL, NULL, NULL},
     };
