@@ -102,6 +102,8 @@ struct core_user {
     const char *name; /* for display */
     bool admin;       /* may do all, like root */
 };
+/* `text` is the core's until it returns. */
+typedef void (*core_text_reply_fn)(void *arg, int rc, const struct error *err, const char *text);
 typedef void (*core_reply_fn)(void *arg, int rc, const struct error *err, int64_t job);
 /* Validates (plan_validate), resolves, asks an agent for a preflight unless held or no agent is UP, stores; `reply`
  * is called when the job is durable or refused. Root and the daemon's own uid may do all; other users see all
@@ -121,7 +123,7 @@ MUST_USE int core_dry_run(struct core *c, const Boost__JobSpec *spec, int jobs, 
  * HELD"); it is the core's until the reply returns. Refused with the reason when the state does not allow it. The reply
  * comes when the change is durable. */
 void core_control(struct core *c, Boost__ControlRequest__Verb verb, int64_t job, bool now, const struct core_user *user,
-                  void (*reply)(void *arg, int rc, const struct error *err, const char *text), void *arg);
+                  core_text_reply_fn reply, void *arg);
 /* A job that has not ended goes on in a new attempt, after a checkpoint where it is RUNNING; an ended one as a new job
  * of its owner, which is `job` of the reply. spec: as it is to be, NULL: unchanged; from_step: of a committed checkpoint,
  * -1: the newest. ERR_INVALID: the state of the job would not fit. As with core_control the reply comes when the change
@@ -133,16 +135,15 @@ void core_restart(struct core *c, int64_t job, const Boost__JobSpec *spec, int64
 /* Cordons, drains or resumes a node, which only root and the daemon's own uid may. deadline_s: of a drain, when its jobs
  * checkpoint and are queued again; less than 0: never. `text` says what will happen, the node's name not included; it
  * is the core's until the reply returns, which comes when the change is durable. */
-typedef void (*core_node_reply_fn)(void *arg, int rc, const struct error *err, const char *text);
 void core_node_control(struct core *c, Boost__NodeControlRequest__Verb verb, const char *node, const char *reason,
-                       double deadline_s, const struct core_user *user, core_node_reply_fn reply, void *arg);
+                       double deadline_s, const struct core_user *user, core_text_reply_fn reply, void *arg);
 /* Takes the victim's devices for `for_job`: it checkpoints (when it is RUNNING; else it is killed), is QUEUED again and
  * goes on from there; the devices are free when it has stopped. What the scheduler calls: committed with the
  * caller's change, else by the next core_run(). True: it stops, whoever asked; false: it has no attempt to stop. */
 bool core_preempt(struct core *c, struct job *victim, const struct job *for_job);
 /* Changes priority or time limit of a job that has not ended; as core_control. */
 void core_update(struct core *c, const Boost__UpdateRequest *what, int64_t job, const struct core_user *user,
-                 void (*reply)(void *arg, int rc, const struct error *err, const char *text), void *arg);
+                 core_text_reply_fn reply, void *arg);
 /* The task of the array with that index, or the one behind `after` (a task of it; NULL: the first) with index -1. NULL:
  * there is none. */
 struct job *core_task(struct core *c, int64_t array, int index, const struct job *after);

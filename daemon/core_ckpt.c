@@ -54,9 +54,7 @@ static void changed(struct core *c, void *arg, int rc, const struct error *err)
 
 static void changed_late(struct core *c, void *arg, const struct error *err)
 {
-    struct error late = *err;
-    error_context(&late, "not done yet");
-    error_hint(&late, "it is done by itself as soon as the state directory can be written");
+    struct error late = answer_late_error(err);
     answer(c, arg, (int)late.code, &late, NULL, NULL);
 }
 

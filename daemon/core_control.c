@@ -117,39 +117,6 @@ int job_may_change(const struct core *c, const struct job *job, const struct cor
     return error_hint(err, "only its owner, root, an admin and the user of boostd may do that");
 }
 
-typedef void (*control_reply_fn)(void *arg, int rc, const struct error *err, const char *text);
-
-struct control {
-    control_reply_fn reply;
-    void *arg;
-    char text[512];
-    bool replied;
-};
-
-static void controlled(struct core *c, void *arg, int rc, const struct error *err)
-{
-    struct control *x = arg;
-    (void)c;
-    if (!x->replied)
-        x->reply(x->arg, rc, rc ? err : NULL, x->text);
-}
-
-static void control_late(struct core *c, void *arg, const struct error *err)
-{
-    struct control *x = arg;
-    struct error late = *err;
-    (void)c;
-    error_context(&late, "not done yet");
-    error_hint(&late, "it is done by itself as soon as the state directory can be written; running jobs go on");
-    x->replied = true;
-    x->reply(x->arg, (int)late.code, &late, "");
-}
-
-static void drop_control(void *arg)
-{
-    free(arg);
-}
-
 /* How long a stop with a checkpoint may take, for the answer. */
 static double grace_s(struct core *c, const struct job *job)
 {
@@ -157,7 +124,7 @@ static double grace_s(struct core *c, const struct job *job)
     return a && a->grace_due ? (double)(a->grace_due - now_mono(c)) / (double)NS_PER_S : 0;
 }
 
-static void say_stop(struct core *c, const struct job *job, const char *then, struct control *x)
+static void say_stop(struct core *c, const struct job *job, const char *then, struct answer *x)
 {
     if (job_state_terminal(job->state) || job->state == STATE(HELD))
         snprintf(x->text, sizeof x->text, "%s", then);
@@ -181,7 +148,7 @@ static bool allowed(const struct job *job, enum job_event event)
     return job_step(job->state, job->stop_target, event).legal;
 }
 
-static int cancel(struct core *c, struct job *job, bool now, const char *actor, struct control *x, struct error *err)
+static int cancel(struct core *c, struct job *job, bool now, const char *actor, struct answer *x, struct error *err)
 {
     enum job_event event = now ? EV_CANCEL_NOW : EV_CANCEL;
     bool was_live = job_live_attempt(job) != NULL;
@@ -201,7 +168,7 @@ static int cancel(struct core *c, struct job *job, bool now, const char *actor, 
     return ERR_OK;
 }
 
-static int hold(struct core *c, struct job *job, const char *actor, struct control *x, struct error *err)
+static int hold(struct core *c, struct job *job, const char *actor, struct answer *x, struct error *err)
 {
     bool was_live = job_live_attempt(job) != NULL;
     if (!allowed(job, EV_HOLD))
@@ -215,7 +182,7 @@ static int hold(struct core *c, struct job *job, const char *actor, struct contr
     return ERR_OK;
 }
 
-static int release(struct core *c, struct job *job, const char *actor, struct control *x, struct error *err)
+static int release(struct core *c, struct job *job, const char *actor, struct answer *x, struct error *err)
 {
     if (!allowed(job, EV_RELEASE))
         return refused(job, "only a held job can be released", NULL, err);
@@ -252,7 +219,7 @@ bool core_preempt(struct core *c, struct job *victim, const struct job *for_job)
     return true;
 }
 
-static int ask_checkpoint(struct core *c, struct job *job, const char *actor, struct control *x, struct error *err)
+static int ask_checkpoint(struct core *c, struct job *job, const char *actor, struct answer *x, struct error *err)
 {
     struct attempt *a = job_live_attempt(job);
     if (job->state != STATE(RUNNING) || !a || a->failing)
@@ -282,11 +249,11 @@ static int ask_checkpoint(struct core *c, struct job *job, const char *actor, st
 }
 
 void core_control(struct core *c, Boost__ControlRequest__Verb verb, int64_t id, bool now, const struct core_user *user,
-                  control_reply_fn reply, void *arg)
+                  core_text_reply_fn reply, void *arg)
 {
     struct error err;
     struct job *job = core_job(c, id);
-    struct control *x = calloc(1, sizeof *x);
+    struct answer *x = answer_new(reply, arg);
     char actor[128];
     int rc;
     snprintf(actor, sizeof actor, "uid %u (%s)", user->uid, user->name ? user->name : "?");
@@ -294,7 +261,6 @@ void core_control(struct core *c, Boost__ControlRequest__Verb verb, int64_t id, 
         rc = error_set(&err, ERR_NOMEM, "out of memory");
         goto out;
     }
-    *x = (struct control){.reply = reply, .arg = arg};
     if (!job) {
         rc = error_set(&err, ERR_NOT_FOUND, "no job %" PRId64, id);
         goto out;
@@ -324,7 +290,7 @@ out:
         reply(arg, rc, &err, "");
         free(x);
     } else {
-        after_durable_or_late(c, controlled, control_late, x, drop_control);
+        answer_when_durable(c, x);
     }
     change_commit(c);
 }

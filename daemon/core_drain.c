@@ -106,37 +106,6 @@ void node_drain_over(struct core *c, struct node *n)
 
 /* ---- operators ----------------------------------------------------------------------------- */
 
-struct node_control {
-    core_node_reply_fn reply;
-    void *arg;
-    char text[512];
-    bool replied;
-};
-
-static void controlled(struct core *c, void *arg, int rc, const struct error *err)
-{
-    struct node_control *x = arg;
-    (void)c;
-    if (!x->replied)
-        x->reply(x->arg, rc, rc ? err : NULL, x->text);
-}
-
-static void control_late(struct core *c, void *arg, const struct error *err)
-{
-    struct node_control *x = arg;
-    struct error late = *err;
-    (void)c;
-    error_context(&late, "not done yet");
-    error_hint(&late, "it is done by itself as soon as the state directory can be written");
-    x->replied = true;
-    x->reply(x->arg, (int)late.code, &late, "");
-}
-
-static void drop_control(void *arg)
-{
-    free(arg);
-}
-
 static int jobs_on(struct core *c, const struct node *n)
 {
     int count = 0;
@@ -145,7 +114,7 @@ static int jobs_on(struct core *c, const struct node *n)
     return count;
 }
 
-static void cordon(struct core *c, struct node *n, const char *reason, const char *actor, struct node_control *x)
+static void cordon(struct core *c, struct node *n, const char *reason, const char *actor, struct answer *x)
 {
     set_admin(c, n, ADMIN(CORDONED), reason, actor);
     give_back(c, n);
@@ -156,7 +125,7 @@ static void cordon(struct core *c, struct node *n, const char *reason, const cha
 }
 
 static void drain(struct core *c, struct node *n, const char *reason, double deadline_s, const char *actor,
-                  struct node_control *x)
+                  struct answer *x)
 {
     char when[96] = "its jobs end by themselves";
     set_admin(c, n, ADMIN(DRAINING), reason, actor);
@@ -176,7 +145,7 @@ static void drain(struct core *c, struct node *n, const char *reason, double dea
         snprintf(x->text, sizeof x->text, "takes no new work; %d job%s there, %s", jobs, jobs == 1 ? "" : "s", when);
 }
 
-static int resume(struct core *c, struct node *n, const char *actor, struct node_control *x, struct error *err)
+static int resume(struct core *c, struct node *n, const char *actor, struct answer *x, struct error *err)
 {
     if (n->admin == ADMIN(NONE)) {
         error_set(err, ERR_REFUSED, "node %s is neither cordoned nor drained", n->name);
@@ -237,16 +206,15 @@ static int check(struct core *c, Boost__NodeControlRequest__Verb verb, const cha
 }
 
 void core_node_control(struct core *c, Boost__NodeControlRequest__Verb verb, const char *name, const char *reason,
-                       double deadline_s, const struct core_user *user, core_node_reply_fn reply, void *arg)
+                       double deadline_s, const struct core_user *user, core_text_reply_fn reply, void *arg)
 {
     struct error err;
     char actor[128];
-    struct node_control *x = calloc(1, sizeof *x);
+    struct answer *x = answer_new(reply, arg);
     int rc = x ? check(c, verb, name, reason, deadline_s, user, &err) : error_set(&err, ERR_NOMEM, "out of memory");
     struct node *n = rc ? NULL : node_find(c, name);
     snprintf(actor, sizeof actor, "uid %u (%s)", user->uid, user->name ? user->name : "?");
     if (n) {
-        *x = (struct node_control){.reply = reply, .arg = arg};
         switch (verb) {
         case BOOST__NODE_CONTROL_REQUEST__VERB__CORDON:
             cordon(c, n, reason, actor, x);
@@ -266,7 +234,7 @@ void core_node_control(struct core *c, Boost__NodeControlRequest__Verb verb, con
         reply(arg, rc, &err, "");
         free(x);
     } else {
-        after_durable_or_late(c, controlled, control_late, x, drop_control);
+        answer_when_durable(c, x);
     }
     change_commit(c);
 }

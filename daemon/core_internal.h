@@ -253,6 +253,21 @@ void after_durable_or_late(struct core *c, void (*fn)(struct core *, void *, int
 int64_t changes_run(struct core *c, int64_t now);
 void progress_changed(struct core *c, struct job *job); /* something a summary shows, no row */
 
+/* ---- core_answer.c ---------------------------------------------------------------- */
+
+/* The answer to a request that is a change; `text` says what will happen. */
+struct answer {
+    core_text_reply_fn reply;
+    void *arg;
+    char text[512];
+    bool replied;
+};
+/* NULL: out of memory. The caller frees it, or hands it to answer_when_durable(). */
+struct answer *answer_new(core_text_reply_fn reply, void *arg);
+void answer_when_durable(struct core *c, struct answer *x);
+/* From what keeps the store from writing to what its user is told meanwhile. */
+struct error answer_late_error(const struct error *why);
+
 /* ---- core_jobs.c ------------------------------------------------------------------ */
 
 /* Takes the transition: state, lists, immediate actions; the others run when it is durable. False: illegal, counted. */

@@ -74,10 +74,8 @@ static void restarted(struct core *c, void *arg, int rc, const struct error *err
 static void restart_late(struct core *c, void *arg, const struct error *err)
 {
     struct restart *x = arg;
-    struct error late = *err;
+    struct error late = answer_late_error(err);
     (void)c;
-    error_context(&late, "not done yet");
-    error_hint(&late, "it is done by itself as soon as the state directory can be written; running jobs go on");
     x->replied = true;
     x->reply(x->arg, (int)late.code, &late, x->job, x->new_job, "");
 }

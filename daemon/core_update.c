@@ -5,37 +5,6 @@
 
 #include "daemon/core_internal.h"
 
-struct update {
-    void (*reply)(void *arg, int rc, const struct error *err, const char *text);
-    void *arg;
-    char text[256];
-    bool replied;
-};
-
-static void updated(struct core *c, void *arg, int rc, const struct error *err)
-{
-    struct update *x = arg;
-    (void)c;
-    if (!x->replied)
-        x->reply(x->arg, rc, rc ? err : NULL, x->text);
-}
-
-static void update_late(struct core *c, void *arg, const struct error *err)
-{
-    struct update *x = arg;
-    struct error late = *err;
-    (void)c;
-    error_context(&late, "not done yet");
-    error_hint(&late, "it is done by itself as soon as the state directory can be written");
-    x->replied = true;
-    x->reply(x->arg, (int)late.code, &late, "");
-}
-
-static void drop_update(void *arg)
-{
-    free(arg);
-}
-
 static void write_into(Boost__JobSpec *spec, const Boost__UpdateRequest *what)
 {
     if (spec && what->has_priority) {
@@ -86,11 +55,11 @@ static int check(const struct core *c, const struct job *job, const Boost__Updat
 }
 
 void core_update(struct core *c, const Boost__UpdateRequest *what, int64_t id, const struct core_user *user,
-                 void (*reply)(void *arg, int rc, const struct error *err, const char *text), void *arg)
+                 core_text_reply_fn reply, void *arg)
 {
     struct error err;
     struct job *job = core_job(c, id);
-    struct update *x = calloc(1, sizeof *x);
+    struct answer *x = answer_new(reply, arg);
     int rc = !x ? error_set(&err, ERR_NOMEM, "out of memory") : ERR_OK;
     if (!rc && !job)
         rc = error_set(&err, ERR_NOT_FOUND, "no job %" PRId64, id);
@@ -101,7 +70,6 @@ void core_update(struct core *c, const Boost__UpdateRequest *what, int64_t id, c
         free(x);
         return;
     }
-    *x = (struct update){.reply = reply, .arg = arg};
     char actor[128], limit[48] = "";
     snprintf(actor, sizeof actor, "uid %u (%s)", user->uid, user->name ? user->name : "?");
     apply(c, job, what);
@@ -115,6 +83,6 @@ void core_update(struct core *c, const Boost__UpdateRequest *what, int64_t id, c
         snprintf(x->text, sizeof x->text, "%s", limit);
     add_event(c, job, job->n_attempts, NULL, actor, "updated", "%s", x->text);
     c->schedule = true;
-    after_durable_or_late(c, updated, update_late, x, drop_update);
+    answer_when_durable(c, x);
     change_commit(c);
 }
