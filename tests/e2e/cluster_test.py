@@ -71,7 +71,7 @@ def test_checkpoints_on_two_file_systems_are_refused():
 def test_the_controller_restarts_under_load():
     """Killed and started again in every phase of a job over several nodes; no rank notices."""
     with Cluster(agents=3, cpu_slots=1, tls=True, boostd_set=QUICK) as c:
-        job = c.submit(job_of(c, 3, steps=600, every=10))
+        job = c.submit(job_of(c, 3, steps=1500, every=10))
         for _ in range(2):  # starting
             c.restart_boostd()
         c.wait_state(job, "RUNNING")
@@ -117,7 +117,7 @@ def test_a_standby_takes_over():
         for n in ("n1", "n2"):
             c.start_agent(n, controller_address=[first, second])
         c.wait_nodes(2)
-        job = c.submit(job_of(c, 2, steps=6000, every=200))
+        job = c.submit(job_of(c, 2, steps=1_000_000, every=200))
         c.wait_state(job, "RUNNING")
         ranks = pids(c, job)
         made = time.time()
