@@ -2,6 +2,8 @@
 #include "worker/init.h"
 
 #include <math.h>
+#include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 
 #include "worker/engine_internal.h"
@@ -104,26 +106,76 @@ static void draw(const struct plan_tensor *p, uint64_t key, int64_t first, int64
     }
 }
 
-enum { INIT_PIECE = 1 << 18 }; /* elements: a device is waited for once a piece */
+enum {
+    INIT_PIECE = 1 << 18, /* elements of a thread: a device is waited for once for those of all */
+    INIT_THREADS = 16,    /* at most */
+    INIT_RANKS = 8,       /* of a job on one machine, of which the engine knows nothing: seldom more */
+};
+
+/* A thread's part of a tensor, in host memory. */
+struct drawing {
+    const struct plan_tensor *tensor;
+    uint64_t key;
+    enum dtype dtype;
+    int64_t first, n;
+    double *values;
+    void *host;
+};
+
+static void *draw_part(void *arg)
+{
+    const struct drawing *d = arg;
+    draw(d->tensor, d->key, d->first, d->n, d->values);
+    for (int64_t j = 0; j < d->n; j++) {
+        if (d->dtype == DTYPE_F64)
+            ((double *)d->host)[j] = d->values[j];
+        else
+            ((float *)d->host)[j] = (float)d->values[j];
+    }
+    return NULL;
+}
+
+/* What no thread can be had for is drawn here. */
+static void draw_parts(const struct drawing *whole, int threads)
+{
+    struct drawing parts[INIT_THREADS];
+    pthread_t ids[INIT_THREADS];
+    bool started[INIT_THREADS] = {false};
+    int64_t size = (whole->n + threads - 1) / threads;
+    int n = 0;
+    if (size < INIT_PIECE / 4)
+        size = INIT_PIECE / 4;
+    for (int64_t at = 0; at < whole->n; at += size, n++) {
+        parts[n] = *whole;
+        parts[n].first += at;
+        parts[n].n = whole->n - at < size ? whole->n - at : size;
+        parts[n].values += at;
+        parts[n].host = (char *)whole->host + (size_t)at * dtype_size(whole->dtype);
+    }
+    for (int i = 1; i < n; i++)
+        started[i] = !pthread_create(&ids[i], NULL, draw_part, &parts[i]);
+    for (int i = 0; i < n; i++) {
+        if (started[i])
+            pthread_join(ids[i], NULL);
+        else
+            draw_part(&parts[i]);
+    }
+}
 
 /* This rank's slice, or the part of it that is here, through host memory. */
-static int init_tensor(struct engine *e, const struct state_tensor *t, double *values, void *host, struct error *err)
+static int init_tensor(struct engine *e, const struct state_tensor *t, int threads, double *values, void *host,
+                       struct error *err)
 {
     const struct plan_tensor *p = &t->tensor;
-    uint64_t key = init_key(e->plan->init_seed, p->name);
+    struct drawing part = {
+        .tensor = p, .key = init_key(e->plan->init_seed, p->name), .dtype = t->dtype, .values = values, .host = host};
     int64_t first = t->device ? 0 : t->first, end = t->device ? p->nrows * p->ncols : first + t->count;
     char *to = t->device ? t->device : t->own;
-    for (int64_t at = first, n; at < end; at += n) {
-        n = end - at < INIT_PIECE ? end - at : INIT_PIECE;
-        draw(p, key, at, n, values);
-        for (int64_t j = 0; j < n; j++) {
-            if (t->dtype == DTYPE_F64)
-                ((double *)host)[j] = values[j];
-            else
-                ((float *)host)[j] = (float)values[j];
-        }
-        size_t bytes = dtype_size(t->dtype);
-        e->k->upload(e->ks, to + (size_t)(at - first) * bytes, host, (size_t)n * bytes);
+    size_t bytes = dtype_size(t->dtype);
+    for (part.first = first; part.first < end; part.first += part.n) {
+        part.n = end - part.first < threads * INIT_PIECE ? end - part.first : threads * INIT_PIECE;
+        draw_parts(&part, threads);
+        e->k->upload(e->ks, to + (size_t)(part.first - first) * bytes, host, (size_t)part.n * bytes);
         int rc = e->k->stream_sync(e->ks, err); /* `host` is used again */
         if (rc)
             return rc;
@@ -131,14 +183,25 @@ static int init_tensor(struct engine *e, const struct state_tensor *t, double *v
     return ERR_OK;
 }
 
+/* The numbers do not depend on it; drawing those of billions of parameters takes one thread minutes. */
+static int init_threads(const struct plan *p)
+{
+    cpu_set_t cpus;
+    int found = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
+    int n = found / (p->world < INIT_RANKS ? p->world : INIT_RANKS);
+    return n < 1 ? 1 : n > INIT_THREADS ? INIT_THREADS : n;
+}
+
 int engine_init_weights(struct engine *e, struct error *err)
 {
-    double *values = malloc(INIT_PIECE * sizeof *values), *host = malloc(INIT_PIECE * sizeof *host);
+    int threads = init_threads(e->plan);
+    size_t bytes = (size_t)threads * INIT_PIECE * sizeof(double);
+    double *values = malloc(bytes), *host = malloc(bytes);
     int rc = values && host ? ERR_OK : error_set(err, ERR_NOMEM, "no memory for initial weights");
     for (int64_t i = 0; i < e->tensor_count && !rc; i++) {
         struct state_tensor t;
         engine_tensor(e, i, STATE_WEIGHT, &t);
-        rc = init_tensor(e, &t, values, host, err);
+        rc = init_tensor(e, &t, threads, values, host, err);
     }
     free(values);
     free(host);

@@ -120,6 +120,33 @@ static void same_bits_in_every_layout(void **state)
     }
 }
 
+/* More than a thread draws at a time; the numbers of a sequence that is drawn at once. */
+static void parts_are_of_one_sequence(void **state)
+{
+    (void)state;
+    struct tiny c = tiny_default;
+    struct model m;
+    bool large = false;
+    c.fp64 = true;
+    c.d = 64, c.f = 96, c.r = 16, c.V = 9000;
+    model_of(&c, &m);
+    for (int64_t i = 0; i < m.count; i++) {
+        const struct plan_tensor *p = &m.tensors[i];
+        int64_t n = p->rows * p->cols;
+        double *want = malloc((size_t)n * sizeof *want);
+        if (p->init == INIT_NORMAL) {
+            large = large || n > 1 << 19;
+            init_normal(init_key((uint64_t)c.seed, p->name), 0, n, want);
+            for (int64_t k = 0; k < n; k++)
+                want[k] *= p->init_std;
+            assert_memory_equal(m.values[i], want, (size_t)n * sizeof *want);
+        }
+        free(want);
+    }
+    assert_true(large);
+    free_model(&m);
+}
+
 static void check_spread(const struct tiny_way *way)
 {
     struct tiny c = tiny_default;
@@ -201,6 +228,7 @@ int main(void)
         cmocka_unit_test(any_part_of_a_sequence),
         cmocka_unit_test(keys_differ),
         cmocka_unit_test(same_bits_in_every_layout),
+        cmocka_unit_test(parts_are_of_one_sequence),
         cmocka_unit_test(tensors_have_their_spread),
         cmocka_unit_test(first_loss_is_ln_vocab),
     };
