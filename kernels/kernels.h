@@ -34,10 +34,11 @@ struct kstream; /* used by one thread at a time */
 struct kgraph;  /* a captured sequence of operations */
 struct buffer;
 
-/* C[m,n] = op(A)[m,k] op(B)[k,n] + beta C, `batch` times at the given element strides.
- * op(X) is X or its transpose; lda/ldb/ldc are those of the matrices as stored. A and B
+/* C[m,n] = op(A)[m,k] op(B)[k,n] + beta C, `batch` times at the given element strides; with `add` in C's place on the
+ * right when that is not NULL. op(X) is X or its transpose; lda/ldb/ldc are those of the matrices as stored. A and B
  * are act; C is act, or grad when c_grad (fp32 accumulation of weight gradients). m, n, k and batch are at
- * least 1 and a leading dimension at least a row; else the stream gets a fault and nothing is computed. */
+ * least 1, a leading dimension at least a row, and no c_grad beside `add`; else the stream gets a fault and nothing is
+ * computed. */
 struct gemm {
     int64_t m, n, k;
     bool trans_a, trans_b;
@@ -46,6 +47,7 @@ struct gemm {
     int64_t stride_a, stride_b, stride_c;
     double beta; /* 0: C is only written, never read */
     bool c_grad;
+    const void *add; /* act, of C's leading dimension and stride, shares no memory with C. NULL: C itself */
 };
 
 /* Causal attention over b independent sequences of s tokens, token-major:

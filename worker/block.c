@@ -43,7 +43,7 @@ static int attention_forward(struct engine *e, int64_t i, bool again, struct err
     struct qkv x = split_qkv(e, engine_buffer(e, BUF_QKV, i));
     int rc = e->strategy->latent(e, SITE_QKV, i, n, again, err);
     if (!rc)
-        rc = e->strategy->output(e, SITE_QKV, i, n, x.q, err);
+        rc = e->strategy->output(e, SITE_QKV, i, n, NULL, x.q, err);
     if (rc)
         return rc;
     rope_qk(e, &x, false);
@@ -60,7 +60,7 @@ static int mlp_forward(struct engine *e, int64_t i, bool again, struct error *er
     void *n = norm_n(e, SITE_GU, i), *prod = engine_buffer(e, BUF_PROD, 0);
     int rc = e->strategy->latent(e, SITE_GU, i, n, again, err);
     if (!rc)
-        rc = e->strategy->output(e, SITE_GU, i, n, x.gate, err);
+        rc = e->strategy->output(e, SITE_GU, i, n, NULL, x.gate, err);
     if (rc)
         return rc;
     if (!again)
@@ -68,22 +68,47 @@ static int mlp_forward(struct engine *e, int64_t i, bool again, struct error *er
     return e->strategy->latent(e, SITE_DOWN, i, prod, again, err);
 }
 
-/* All of a block but its last layer, whose output no backward wants. x, y: what norm1 adds up. again: only
- * what recompute did not keep. */
-static int body(struct engine *e, int64_t i, const void *x, const void *y, bool again, struct error *err)
+/* The residual behind a block, or what it is the sum of. Whole, it lies where the next norm, the head's or the next
+ * stage's want it. */
+struct addends block_sum(const struct engine *e, int64_t i)
 {
-    const void *ctx = engine_buffer(e, BUF_CTX, i), *middle = engine_buffer(e, BUF_X1, i);
-    void *out = engine_buffer(e, BUF_Y, 0);
+    bool last = i + 1 == e->stage.layer0 + e->stage.layers;
+    if (e->adds)
+        return (struct addends){last ? engine_buffer(e, BUF_XF, 0) : engine_buffer(e, BUF_X1, i + 1), NULL};
+    return (struct addends){engine_buffer(e, BUF_X2, i), engine_buffer(e, BUF_Y, 0)};
+}
+
+/* The residual behind o. */
+static struct addends middle_sum(const struct engine *e, int64_t i)
+{
+    if (e->adds)
+        return (struct addends){engine_buffer(e, BUF_X2, i), NULL};
+    return (struct addends){engine_buffer(e, BUF_X1, i), engine_buffer(e, BUF_Y, 0)};
+}
+
+/* The layer of o or of down, from its input to what it leaves. */
+static int add_output(struct engine *e, enum plan_site site, int64_t i, const void *input, const void *residual,
+                      const struct addends *sum, struct error *err)
+{
+    return e->strategy->output(e, site, i, input, e->adds ? residual : NULL, e->adds ? sum->x : sum->y, err);
+}
+
+/* All of a block but its last layer, whose output no backward wants. x: what norm1 adds up. again: only what recompute
+ * did not keep. */
+static int body(struct engine *e, int64_t i, struct addends x, bool again, struct error *err)
+{
+    const void *ctx = engine_buffer(e, BUF_CTX, i);
+    struct addends middle = middle_sum(e, i);
     bool kept = again && e->cut->latent; /* the sum behind o is a collective there, so x2 was kept */
-    int rc = norm_forward(e, SITE_QKV, i, x, y, again, err);
+    int rc = norm_forward(e, SITE_QKV, i, x.x, x.y, again, err);
     if (!rc)
         rc = attention_forward(e, i, again, err);
     if (!rc && !kept)
-        rc = e->strategy->output(e, SITE_O, i, ctx, out, err);
+        rc = add_output(e, SITE_O, i, ctx, engine_buffer(e, BUF_X1, i), &middle, err);
     if (kept)
-        middle = engine_buffer(e, BUF_X2, i);
+        middle = (struct addends){engine_buffer(e, BUF_X2, i), NULL};
     if (!rc)
-        rc = norm_forward(e, SITE_GU, i, middle, kept ? NULL : out, again, err);
+        rc = norm_forward(e, SITE_GU, i, middle.x, middle.y, again, err);
     if (!rc)
         rc = mlp_forward(e, i, again, err);
     return rc;
@@ -91,12 +116,12 @@ static int body(struct engine *e, int64_t i, const void *x, const void *y, bool 
 
 int block_forward(struct engine *e, int64_t i, struct error *err)
 {
-    void *x1 = engine_buffer(e, BUF_X1, i), *y = engine_buffer(e, BUF_Y, 0);
-    bool first = i == e->stage.layer0; /* the embedding or the stage before has put x1 there */
+    struct addends in = {engine_buffer(e, BUF_X1, i), NULL}, out = block_sum(e, i);
+    bool first = i == e->stage.layer0; /* the embedding or the stage before has put it there */
     engine_range(e, "forward of block %lld", (long long)i);
-    int rc = body(e, i, first ? x1 : engine_buffer(e, BUF_X2, i - 1), first ? NULL : y, false, err);
+    int rc = body(e, i, first ? in : block_sum(e, i - 1), false, err);
     if (!rc)
-        rc = e->strategy->output(e, SITE_DOWN, i, engine_buffer(e, BUF_PROD, 0), y, err);
+        rc = add_output(e, SITE_DOWN, i, engine_buffer(e, BUF_PROD, 0), engine_buffer(e, BUF_X2, i), &out, err);
     engine_range_end(e);
     return rc;
 }
@@ -137,7 +162,8 @@ static int reforward(struct engine *e, int64_t i, struct error *err)
     if (mode == BOOST__RECOMPUTE__VALUE__NONE)
         return ERR_OK;
     engine_set_pass(e, PASS_RECOMPUTE);
-    int rc = body(e, i, engine_buffer(e, BUF_X1, i), NULL, mode == BOOST__RECOMPUTE__VALUE__LOW_RANK, err);
+    struct addends x = {engine_buffer(e, BUF_X1, i), NULL}; /* summed up */
+    int rc = body(e, i, x, mode == BOOST__RECOMPUTE__VALUE__LOW_RANK, err);
     if (!rc && e->strategy->settle)
         rc = e->strategy->settle(e, SITE_DOWN, i, err);
     engine_set_pass(e, PASS_BACKWARD);

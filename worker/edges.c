@@ -13,9 +13,9 @@ void *head_input(const struct engine *e)
 int head_forward(struct engine *e, struct error *err)
 {
     const struct plan *p = e->plan;
-    int rc =
-        plain_norm_forward(e, engine_buffer(e, BUF_X2, p->L - 1), engine_buffer(e, BUF_Y, 0), &e->norm,
-                           engine_buffer(e, BUF_XF, 0), engine_buffer(e, BUF_RF, 0), engine_buffer(e, BUF_NF, 0), err);
+    struct addends sum = block_sum(e, p->L - 1);
+    int rc = plain_norm_forward(e, sum.x, sum.y, &e->norm, engine_buffer(e, BUF_XF, 0), engine_buffer(e, BUF_RF, 0),
+                                engine_buffer(e, BUF_NF, 0), err);
     return rc ? rc : e->strategy->head_gather(e, err);
 }
 

@@ -139,6 +139,7 @@ static void describe(struct engine *e)
     const struct plan *p = e->plan;
     e->cut = plan_cut(p);
     plan_widths(p, &e->w);
+    e->adds = plan_adds_residual(p);
     e->attention = (struct attention){.b = p->micro_batch,
                                       .s = p->s,
                                       .h = e->w.heads,

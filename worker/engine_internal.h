@@ -58,8 +58,10 @@ struct strategy {
     bool joined;
     /* As far as the bottleneck. again: the latents were kept, make only what was not. */
     int (*latent)(struct engine *e, enum plan_site site, int64_t layer, const void *x, bool again, struct error *err);
-    /* From there to the outputs. */
-    int (*output)(struct engine *e, enum plan_site site, int64_t layer, const void *x, void *y, struct error *err);
+    /* From there to the outputs; plus the residual unless that is NULL, which it is but for a site of one layer where
+     * the engine `adds`. */
+    int (*output)(struct engine *e, enum plan_site site, int64_t layer, const void *x, const void *residual, void *y,
+                  struct error *err);
     /* Gradients of a bundle's weights; dx of this bundle alone. dy is that of all branches. With x NULL the weight that
      * x is multiplied with is left out, for weight(). */
     int (*backward)(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy, void *dx,
@@ -119,6 +121,7 @@ struct engine {
     char *arena;
     const struct plan_cut *cut;
     struct plan_widths w; /* on this rank */
+    bool adds;            /* nothing is summed over ranks behind o and down: their products add the residual too */
     struct attention attention;
     int64_t head_rows;                      /* whose logits are kept at a time */
     struct rows rows;                       /* at work in the linear layers: all, or a slice of them */
@@ -200,8 +203,12 @@ double gradient_beta(const struct engine *e, int64_t first_row);
 
 /* ---- a block (block.c) ---- */
 
-/* The residual addition of one half-block and the norm of the next are one operation, so a block
- * begins with its predecessor's addition (BUF_X2 of layer - 1, BUF_Y); the last one is done at the head. */
+/* What a block leaves: the residual behind it, here or at the next stage the next norm's input. y NULL: x is all of it;
+ * else their sum, which that norm makes in passing. */
+struct addends {
+    void *x, *y;
+};
+struct addends block_sum(const struct engine *e, int64_t layer);
 int block_forward(struct engine *e, int64_t layer, struct error *err);
 /* BUF_DX: from the gradient of the block's output to that of its input. */
 int block_backward(struct engine *e, int64_t layer, struct error *err);
@@ -310,7 +317,9 @@ struct up {
     int count;
     int64_t out, in, ldx, stride_x, ldy, stride_y;
 };
-void up_forward(struct engine *e, const struct up *u, const struct param *w, const void *x, void *y);
+/* residual: what y is added to, laid out like y; NULL: nothing. */
+void up_forward(struct engine *e, const struct up *u, const struct param *w, const void *x, const void *residual,
+                void *y);
 /* grad = or += dy^T x. */
 void up_weight(struct engine *e, const struct up *u, const struct param *w, const void *x, const void *dy);
 /* dx = dy W, of a shared input the sum over layers. */
@@ -322,7 +331,8 @@ struct fan {
     const int64_t *out;             /* [count] */
     int64_t in, ldx, stride_x, ldy; /* y's are columns of one matrix */
 };
-void fan_forward(struct engine *e, const struct fan *f, const struct param *w, const void *x, void *y);
+void fan_forward(struct engine *e, const struct fan *f, const struct param *w, const void *x, const void *residual,
+                 void *y);
 void fan_backward(struct engine *e, const struct fan *f, const struct param *w, const void *x, const void *dy,
                   void *dx);
 

@@ -49,7 +49,8 @@ struct place site_output(const struct engine *e, enum plan_site site, int j)
     return e->strategy->joined ? (struct place){before, all} : (struct place){e->plan->T * before, out[j]};
 }
 
-void up_forward(struct engine *e, const struct up *u, const struct param *w, const void *x, void *y)
+void up_forward(struct engine *e, const struct up *u, const struct param *w, const void *x, const void *residual,
+                void *y)
 {
     struct gemm g = {.m = e->rows.count,
                      .n = u->out,
@@ -61,7 +62,9 @@ void up_forward(struct engine *e, const struct up *u, const struct param *w, con
                      .batch = u->count,
                      .stride_a = u->stride_x,
                      .stride_b = u->out * u->in,
-                     .stride_c = u->stride_y};
+                     .stride_c = u->stride_y,
+                     .beta = residual ? 1 : 0,
+                     .add = residual};
     e->k->gemm(e->ks, &g, x, w->weight, y);
 }
 
@@ -128,10 +131,11 @@ static bool next_run(const struct engine *e, const struct fan *f, const struct p
     return true;
 }
 
-void fan_forward(struct engine *e, const struct fan *f, const struct param *w, const void *x, void *y)
+void fan_forward(struct engine *e, const struct fan *f, const struct param *w, const void *x, const void *residual,
+                 void *y)
 {
     for (struct run r = {0}; next_run(e, f, w, &r);)
-        up_forward(e, &r.up, &r.w, act_at(e, x, r.x), act_at(e, y, r.y));
+        up_forward(e, &r.up, &r.w, act_at(e, x, r.x), residual ? act_at(e, residual, r.y) : NULL, act_at(e, y, r.y));
 }
 
 void fan_backward(struct engine *e, const struct fan *f, const struct param *w, const void *x, const void *dy, void *dx)

@@ -109,9 +109,10 @@ int pipeline_exchange(struct engine *e, struct work done, struct work next, enum
 void pipeline_hand_on(struct engine *e)
 {
     const struct plan *p = e->plan;
-    int64_t last = e->stage.layer0 + e->stage.layers - 1;
-    e->k->residual_gain(e->ks, p->T, e->w.x, engine_buffer(e, BUF_X2, last), engine_buffer(e, BUF_Y, 0), NULL,
-                        engine_buffer(e, BUF_XF, 0), NULL, engine_buffer(e, BUF_K, 0));
+    struct addends sum = block_sum(e, e->stage.layer0 + e->stage.layers - 1);
+    if (sum.y)
+        e->k->residual_gain(e->ks, p->T, e->w.x, sum.x, sum.y, NULL, engine_buffer(e, BUF_XF, 0), NULL,
+                            engine_buffer(e, BUF_K, 0));
 }
 
 void pipeline_take_over(struct engine *e)

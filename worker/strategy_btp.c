@@ -116,7 +116,8 @@ static int activate(struct engine *e, enum plan_site site, int64_t layer, int sl
 }
 
 /* Slice by slice the latents, and with y their B: a kept latent too, so that the bits are those of the forward. */
-static int finish(struct engine *e, enum plan_site site, int64_t layer, void *y, struct error *err)
+static int finish(struct engine *e, enum plan_site site, int64_t layer, const void *residual, void *y,
+                  struct error *err)
 {
     struct rows slices[PLAN_SLICES];
     int n = slices_of(e, slices), rc = ERR_OK;
@@ -126,22 +127,23 @@ static int finish(struct engine *e, enum plan_site site, int64_t layer, void *y,
         for (int i = 0; i < bundle_count(e, site) && y && !rc; i++) {
             struct bundle b = bundle_at(e, site, i);
             struct bundle_up up = up_of(e, &b, layer);
-            fan_forward(e, &up.fan, &up.b, latent_z(e, &b, layer), act_at(e, y, up.y));
+            fan_forward(e, &up.fan, &up.b, latent_z(e, &b, layer), residual, act_at(e, y, up.y));
         }
     }
     all_rows(e);
     return rc;
 }
 
-static int output(struct engine *e, enum plan_site site, int64_t layer, const void *x, void *y, struct error *err)
+static int output(struct engine *e, enum plan_site site, int64_t layer, const void *x, const void *residual, void *y,
+                  struct error *err)
 {
     (void)x;
-    return finish(e, site, layer, y, err);
+    return finish(e, site, layer, residual, y, err);
 }
 
 static int settle(struct engine *e, enum plan_site site, int64_t layer, struct error *err)
 {
-    return finish(e, site, layer, NULL, err);
+    return finish(e, site, layer, NULL, NULL, err);
 }
 
 static int backward(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy, void *dx,

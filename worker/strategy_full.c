@@ -21,10 +21,11 @@ static struct up joined(const struct engine *e, enum plan_site site)
     return (struct up){.count = 1, .out = out, .in = in, .ldx = in, .ldy = out};
 }
 
-static int output(struct engine *e, enum plan_site site, int64_t layer, const void *x, void *y, struct error *err)
+static int output(struct engine *e, enum plan_site site, int64_t layer, const void *x, const void *residual, void *y,
+                  struct error *err)
 {
     struct up u = joined(e, site);
-    up_forward(e, &u, &e->layers[layer].site[site].up, x, y);
+    up_forward(e, &u, &e->layers[layer].site[site].up, x, residual, y);
     return sums[site] ? reduce_act(e, y, e->plan->T * e->w.x, sums[site], err) : ERR_OK;
 }
 

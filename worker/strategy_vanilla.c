@@ -81,12 +81,13 @@ static struct branch branch_of(const struct engine *e, const struct bundle *b, i
     };
 }
 
-static int branch_forward(struct engine *e, const struct branch *j, const void *z, void *y, struct error *err)
+static int branch_forward(struct engine *e, const struct branch *j, const void *z, const void *residual, void *y,
+                          struct error *err)
 {
     int64_t n = e->plan->T * j->up.out;
     bool scattered = j->up.count > 1;
     void *out = scattered ? engine_buffer(e, BUF_EXCHANGE, 0) : y;
-    up_forward(e, &j->up, &j->b, z, out);
+    up_forward(e, &j->up, &j->b, z, residual, out);
     if (!scattered)
         return reduce_act(e, y, n, outputs[j->projection], err);
     return comm_reduce_scatter(&e->comms->tp, e->ks, out, y, n, e->k->act, outputs[j->projection], err);
@@ -108,15 +109,16 @@ static int branch_backward(struct engine *e, const struct branch *j, const void 
     return ERR_OK;
 }
 
-static int output(struct engine *e, enum plan_site site, int64_t layer, const void *x, void *y, struct error *err)
+static int output(struct engine *e, enum plan_site site, int64_t layer, const void *x, const void *residual, void *y,
+                  struct error *err)
 {
     (void)x;
     for (int i = 0; i < bundle_count(e, site); i++) {
         struct bundle b = bundle_at(e, site, i);
         for (int j = b.first; j < b.first + b.count; j++) {
             struct branch branch = branch_of(e, &b, j, layer);
-            int rc =
-                branch_forward(e, &branch, act_at(e, latent_z(e, &b, layer), branch.z), act_at(e, y, branch.y), err);
+            int rc = branch_forward(e, &branch, act_at(e, latent_z(e, &b, layer), branch.z), residual,
+                                    act_at(e, y, branch.y), err);
             if (rc)
                 return rc;
         }

@@ -51,8 +51,9 @@ static void product(struct kstream *ks, const struct gemm *g, const void *a, con
                 continue;
             }
             size.ldc = size.n;
+            size.add = NULL; /* the block's sums begin with it */
             if (g->beta != 0)
-                bf16_widen(ks, size.m, size.n, bf16_at(c, at), g->ldc, sums);
+                bf16_widen(ks, size.m, size.n, bf16_at(g->add ? g->add : c, at), g->ldc, sums);
             sum_block(ks, g, a, b, i, j, &size, scratch, sums);
             bf16_narrow(ks, size.m, size.n, sums, bf16_to(c, at), g->ldc);
         }
@@ -64,7 +65,9 @@ void bf16_gemm(struct kstream *ks, const struct gemm *g, const void *a, const vo
     float *scratch = cpu_gemm_valid(ks, g) ? bf16_scratch(ks, 3 * BLOCK * BLOCK) : NULL;
     for (int p = 0; p < g->batch && scratch; p++) {
         int64_t at = p * g->stride_c;
-        product(ks, g, bf16_at(a, p * g->stride_a), bf16_at(b, p * g->stride_b),
+        struct gemm one = *g;
+        one.add = g->add ? bf16_at(g->add, at) : NULL;
+        product(ks, &one, bf16_at(a, p * g->stride_a), bf16_at(b, p * g->stride_b),
                 g->c_grad ? (void *)((float *)c + at) : bf16_to(c, at), scratch);
     }
 }

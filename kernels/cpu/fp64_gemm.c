@@ -40,9 +40,11 @@ void fp64_gemm(struct kstream *ks, const struct gemm *g, const void *a, const vo
         const double *pa = (const double *)a + p * g->stride_a;
         const double *pb = (const double *)b + p * g->stride_b;
         for (int64_t i = 0; i < g->m; i++) {
-            double *row = (double *)c + p * g->stride_c + i * g->ldc;
+            int64_t at = p * g->stride_c + i * g->ldc;
+            double *row = (double *)c + at;
+            const double *add = g->add ? (const double *)g->add + at : row;
             for (int64_t j = 0; j < g->n; j++)
-                row[j] = g->beta == 0 ? 0 : g->beta * row[j];
+                row[j] = g->beta == 0 ? 0 : g->beta * add[j];
             if (g->trans_b)
                 row_transposed(g, i, pa, pb, row);
             else

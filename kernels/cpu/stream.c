@@ -25,11 +25,11 @@ bool cpu_gemm_valid(struct kstream *ks, const struct gemm *g)
 {
     int64_t row_a = g->trans_a ? g->m : g->k, row_b = g->trans_b ? g->k : g->n;
     bool sizes = g->m >= 1 && g->n >= 1 && g->k >= 1 && g->batch >= 1;
-    if (sizes && g->lda >= row_a && g->ldb >= row_b && g->ldc >= g->n)
+    if (sizes && g->lda >= row_a && g->ldb >= row_b && g->ldc >= g->n && !(g->add && g->c_grad))
         return true;
-    cpu_fault(ks, ERR_INTERNAL, "a matrix product with m=%lld n=%lld k=%lld batch=%d lda=%lld ldb=%lld ldc=%lld",
+    cpu_fault(ks, ERR_INTERNAL, "a matrix product with m=%lld n=%lld k=%lld batch=%d lda=%lld ldb=%lld ldc=%lld%s",
               (long long)g->m, (long long)g->n, (long long)g->k, g->batch, (long long)g->lda, (long long)g->ldb,
-              (long long)g->ldc);
+              (long long)g->ldc, g->add && g->c_grad ? ", a gradient to a matrix apart" : "");
     return false;
 }
 

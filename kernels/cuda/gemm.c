@@ -45,11 +45,11 @@ static bool valid(struct kstream *ks, const struct gemm *g)
 {
     int64_t row_a = g->trans_a ? g->m : g->k, row_b = g->trans_b ? g->k : g->n;
     bool sizes = g->m >= 1 && g->n >= 1 && g->k >= 1 && g->batch >= 1;
-    if (sizes && g->lda >= row_a && g->ldb >= row_b && g->ldc >= g->n)
+    if (sizes && g->lda >= row_a && g->ldb >= row_b && g->ldc >= g->n && !(g->add && g->c_grad))
         return true;
-    cuda_fault(ks, ERR_INTERNAL, "a matrix product with m=%lld n=%lld k=%lld batch=%d lda=%lld ldb=%lld ldc=%lld",
+    cuda_fault(ks, ERR_INTERNAL, "a matrix product with m=%lld n=%lld k=%lld batch=%d lda=%lld ldb=%lld ldc=%lld%s",
                (long long)g->m, (long long)g->n, (long long)g->k, g->batch, (long long)g->lda, (long long)g->ldb,
-               (long long)g->ldc);
+               (long long)g->ldc, g->add && g->c_grad ? ", a gradient to a matrix apart" : "");
     return false;
 }
 
@@ -62,14 +62,20 @@ static int64_t alignment_of(const void *p)
     return log;
 }
 
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* In place or from a matrix of its own, what C is added to makes no difference to the choice. */
 static struct shape shape_of(const struct gemm *g, const void *a, const void *b, const void *c)
 {
     bool many = g->batch > 1;
     int64_t flags = (g->trans_a ? TRANS_A : 0) | (g->trans_b ? TRANS_B : 0) | (g->c_grad ? C_GRAD : 0) |
                     (g->beta != 0 ? C_READ : 0);
-    const void *const operands[] = {a, b, c};
+    const int64_t alignments[] = {alignment_of(a), alignment_of(b), least(alignment_of(c), alignment_of(g->add))};
     for (int i = 0; i < 3; i++)
-        flags |= alignment_of(operands[i]) << (ALIGN_SHIFT + i * ALIGN_BITS);
+        flags |= alignments[i] << (ALIGN_SHIFT + i * ALIGN_BITS);
     return (struct shape){g->m,
                           g->n,
                           g->k,
@@ -279,8 +285,8 @@ void cuda_gemm(struct kstream *ks, const struct gemm *g, const void *a, const vo
     if (p->workspace > 0 && !(scratch = cuda_scratch(ks, p->workspace, "a matrix product")))
         return;
     const float alpha = 1, beta = (float)g->beta;
-    cublasStatus_t rc = cublasLtMatmul(ks->lt, p->product, &alpha, b, p->first, a, p->second, &beta, c, p->c, c, p->c,
-                                       &p->algo, scratch, p->workspace, ks->stream);
+    cublasStatus_t rc = cublasLtMatmul(ks->lt, p->product, &alpha, b, p->first, a, p->second, &beta, g->add ? g->add : c,
+                                       p->c, c, p->c, &p->algo, scratch, p->workspace, ks->stream);
     if (rc)
         cuda_fault(ks, ERR_DEVICE, "cuBLASLt: %s in a matrix product of m=%lld n=%lld k=%lld batch=%d",
                    cublasLtGetStatusString(rc), (long long)g->m, (long long)g->n, (long long)g->k, g->batch);

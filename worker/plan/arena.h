@@ -49,7 +49,7 @@ enum plan_buffer {
     BUF_GU,       /* mlp columns each of gate and up, alike */
     BUF_PROD,     /* [T, mlp] */
     /* scratch of a block */
-    BUF_Y,         /* [T, x] what a block adds to the residual */
+    BUF_Y,         /* [T, x] what o or down adds to the residual; absent where their products do */
     BUF_DX,        /* [T, x] gradient of the residual */
     BUF_DX_IN,     /* [T, x] the same as it comes from the next stage; absent on the last */
     BUF_CROSS_IN,  /* LAX: [T, 7l] what the next stage adds to dz, of all sites; absent on the last stage */

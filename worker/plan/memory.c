@@ -154,7 +154,7 @@ static void size_inner(struct sizing *z)
 static void size_scratch(struct sizing *z)
 {
     int64_t residual = rows_of(z, z->w.x, z->b->act);
-    put(z, BUF_Y, MEM_SCRATCH, residual);
+    put(z, BUF_Y, MEM_SCRATCH, plan_adds_residual(z->p) ? 0 : residual);
     put(z, BUF_DX, MEM_SCRATCH, residual);
     put(z, BUF_DX_IN, MEM_SCRATCH, z->stage.last ? 0 : residual);
     put(z, BUF_DN, MEM_SCRATCH, residual);

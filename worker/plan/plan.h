@@ -96,6 +96,8 @@ struct plan_cut {
 };
 const struct plan_cut *plan_cut_of(Boost__Strategy__Value strategy, bool published);
 const struct plan_cut *plan_cut(const struct plan *p);
+/* Whether o's and down's outputs are complete on their rank, so that their products add the residual as well. */
+bool plan_adds_residual(const struct plan *p);
 
 enum plan_projection { PROJ_Q, PROJ_K, PROJ_V, PROJ_O, PROJ_GATE, PROJ_UP, PROJ_DOWN, PROJ_COUNT };
 /* The four places of a block where linear layers stand; the branches of a site share their input. */

@@ -25,6 +25,11 @@ const struct plan_cut *plan_cut(const struct plan *p)
     return plan_cut_of(p->strategy, p->published);
 }
 
+bool plan_adds_residual(const struct plan *p)
+{
+    return p->tp == 1 || plan_cut(p)->hidden;
+}
+
 struct plan_branches plan_branches(enum plan_site site)
 {
     static const struct plan_branches of[SITE_COUNT] = {{PROJ_Q, 3}, {PROJ_O, 1}, {PROJ_GATE, 2}, {PROJ_DOWN, 1}};

@@ -10,8 +10,9 @@ static const struct shape shapes[] = {
     {37, 64, 96, 2}, {24, 40, 515, 1}, {130, 48, 65, 1}, {520, 3, 1030, 1}, {2, 517, 513, 2},
 };
 
-static void reference(const struct gemm *g, const double *a, const double *b, const double *c, real *want, real *size,
-                      int64_t c_elements)
+/* add: what beta is of; c where it is C itself. */
+static void reference(const struct gemm *g, const double *a, const double *b, const double *c, const double *add,
+                      real *want, real *size, int64_t c_elements)
 {
     for (int64_t i = 0; i < c_elements; i++) {
         want[i] = c[i];
@@ -21,7 +22,7 @@ static void reference(const struct gemm *g, const double *a, const double *b, co
         for (int64_t i = 0; i < g->m; i++) {
             for (int64_t j = 0; j < g->n; j++) {
                 int64_t at = p * g->stride_c + i * g->ldc + j;
-                real sum = g->beta == 0 ? 0 : g->beta * (real)c[at], total = fabsl(sum);
+                real sum = g->beta == 0 ? 0 : g->beta * (real)add[at], total = fabsl(sum);
                 for (int64_t l = 0; l < g->k; l++) {
                     real x = a[p * g->stride_a + (g->trans_a ? l * g->lda + i : i * g->lda + l)];
                     real y = b[p * g->stride_b + (g->trans_b ? j * g->ldb + l : l * g->ldb + j)];
@@ -35,7 +36,8 @@ static void reference(const struct gemm *g, const double *a, const double *b, co
     }
 }
 
-static void one_gemm(struct variant *v, const struct shape *s, bool trans_a, bool trans_b, double beta)
+/* apart: C is the sum of the product and another matrix, and not read itself. */
+static void one_gemm(struct variant *v, const struct shape *s, bool trans_a, bool trans_b, double beta, bool apart)
 {
     int64_t rows_a = trans_a ? s->k : s->m, cols_a = trans_a ? s->m : s->k;
     int64_t rows_b = trans_b ? s->n : s->k, cols_b = trans_b ? s->k : s->n;
@@ -50,7 +52,7 @@ static void one_gemm(struct variant *v, const struct shape *s, bool trans_a, boo
         .ldc = s->n + 5,
         .batch = s->batch,
         .beta = beta,
-        .c_grad = trans_a,
+        .c_grad = trans_a && !apart,
     };
     g.stride_a = rows_a * g.lda + 2;
     g.stride_b = rows_b * g.ldb;
@@ -58,10 +60,12 @@ static void one_gemm(struct variant *v, const struct shape *s, bool trans_a, boo
     int64_t na = s->batch * g.stride_a, nb = s->batch * g.stride_b, nc = s->batch * g.stride_c;
     double *a = host_random(v, na, 1), *b = host_random(v, nb, 1), *c = host_random(v, nc, 1);
     real *want = host_reals(v, nc), *size = host_reals(v, nc);
-    reference(&g, a, b, c, want, size, nc);
+    double *add = apart ? host_random(v, nc, 1) : c;
+    reference(&g, a, b, c, add, want, size, nc);
 
     void *da = device_values(v, na, a), *db = device_values(v, nb, b), *dc, *again;
-    for (int64_t i = 0; beta == 0 && i < nc; i++) {
+    g.add = apart ? device_values(v, nc, add) : NULL;
+    for (int64_t i = 0; (beta == 0 || apart) && i < nc; i++) {
         /* Where C is written it must not have been read; between the rows it must stay as it was. */
         if (size[i] != 0)
             c[i] = NAN;
@@ -79,8 +83,10 @@ static void one_gemm(struct variant *v, const struct shape *s, bool trans_a, boo
 static void all_gemms(struct variant *v)
 {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        for (int mode = 0; mode < 12; mode++)
-            one_gemm(v, &shapes[i], mode & 1, mode & 2, (mode / 4) * 0.5);
+        for (int mode = 0; mode < 12; mode++) {
+            one_gemm(v, &shapes[i], mode & 1, mode & 2, (mode / 4) * 0.5, false);
+            one_gemm(v, &shapes[i], mode & 1, mode & 2, (mode / 4) * 0.5, true);
+        }
     assert_true(!v->k->gemm_seconds || v->k->gemm_seconds(v->ks) > 0);
 }
 

@@ -115,7 +115,7 @@ static void fp64_against_central_differences(void **state)
  * that is stored is rounded to fp32, and nothing else. */
 static void expect_no_worse_than_rounding(const struct grads *single, const struct grads *exact, int64_t i)
 {
-    enum { DRAWS = 8 };
+    enum { DRAWS = 32 };
     double most = 0, error = grads_distance(single, exact, i);
     for (int draw = 1; draw <= DRAWS; draw++) {
         struct grads control;
