@@ -33,7 +33,7 @@ static const struct verb verbs[] = {
     {"restart", verb_restart, "go on in a new attempt, with changes; after its end, as a new job"},
     {"update", verb_update, "change a job's priority or time limit"},
     {"usage", verb_usage, "device time of each user"},
-    {"ckpt", verb_ckpt, "checkpoints: ls, verify, pin, unpin, rm, export, import, convert"},
+    {"ckpt", verb_ckpt, "checkpoints: ls, verify, pin, unpin, rm, mirror, export, import, convert"},
     {"node", verb_node, "nodes: ls, show, cordon, drain, resume"},
     {"validate", verb_validate, "check a job file without a controller"},
     {"plan", verb_plan, "memory, collectives and matrix products of a job file"},

@@ -1,6 +1,7 @@
 /* boostctl ckpt: the checkpoints of a job, and what is done with one of them. */
 #include <errno.h>
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,16 @@
 #include "proto/base/fs.h"
 
 #define WHAT(w) BOOST__CHECKPOINT_REQUEST__WHAT__##w
+
+/* "MIRRORED", "PENDING 42%" while the copy is made. */
+static void mirror_cell(struct table *t, const Boost__CheckpointInfo *c)
+{
+    const char *state = c->has_mirror ? enum_name(&boost__mirror_state__value__descriptor, (int)c->mirror) : "-";
+    if (c->has_mirror_total && c->mirror_total > 0)
+        table_cell(t, "%s %.0f%%", state, floor(100.0 * (double)c->mirror_done / (double)c->mirror_total));
+    else
+        table_cell(t, "%s", state);
+}
 
 /* SINCE is when the row came into its state: of a deleted one, when it was deleted. MIRROR is there for a job that has
  * one. */
@@ -35,12 +46,15 @@ void checkpoint_table(const struct ctl *ctl, Boost__CheckpointInfo *const *list,
         table_cell(t, "%s", format_bytes(c->bytes, size));
         table_cell(t, "%s", c->wall_ns ? clock_rfc3339(c->wall_ns, when) : "-");
         if (mirrored)
-            table_cell(t, "%s",
-                       c->has_mirror ? enum_name(&boost__mirror_state__value__descriptor, (int)c->mirror) : "-");
+            mirror_cell(t, c);
         table_cell(t, "%s", c->path ? c->path : "");
-        const char *said[] = {c->pinned ? "pinned" : "", c->note ? c->note : "", c->mirror_note ? c->mirror_note : ""};
+        char again[FORMAT_TEXT + 16] = "", in[FORMAT_TEXT];
+        if (c->has_mirror_retry_s)
+            snprintf(again, sizeof again, "next try in %s", format_duration(c->mirror_retry_s, in));
+        const char *said[] = {c->pinned ? "pinned" : "", c->note ? c->note : "", c->mirror_note ? c->mirror_note : "",
+                              again};
         char notes[2048] = "";
-        for (size_t k = 0, used = 0; k < 3; k++)
+        for (size_t k = 0, used = 0; k < sizeof said / sizeof *said; k++)
             if (*said[k] && used < sizeof notes)
                 used += (size_t)snprintf(notes + used, sizeof notes - used, "%s%s", used ? "; " : "", said[k]);
         table_cell(t, "%s", notes);
@@ -111,6 +125,7 @@ static const struct command commands[] = {
     {"pin", WHAT(PIN), "JOB[@STEP]", 1},
     {"unpin", WHAT(UNPIN), "JOB[@STEP]", 1},
     {"rm", WHAT(RM), "JOB@STEP", 1},
+    {"mirror", WHAT(MIRROR), "JOB[@STEP]", 1},
     {"export", WHAT(EXPORT), "JOB[@STEP]|CKPTDIR DIR [--dtype bf16|fp32]", 2},
     {"import", WHAT(IMPORT), "HFDIR DIR", 2},
     {"convert", WHAT(CONVERT), "JOB[@STEP]|CKPTDIR DIR [--rank R]", 2},

@@ -250,7 +250,7 @@ static int print_words(struct ctl *ctl, int argc, char **argv)
     static const struct {
         const char *command, *words;
     } second[] = {{"node", "ls\nshow\ncordon\ndrain\nresume"},
-                  {"ckpt", "ls\nverify\npin\nunpin\nrm\nexport\nimport\nconvert"},
+                  {"ckpt", "ls\nverify\npin\nunpin\nrm\nmirror\nexport\nimport\nconvert"},
                   {"config", "check"},
                   {"completion", "bash\nzsh\nfish"}};
     static const char *const of_jobs[] = {"show",    "events",     "metrics", "logs",   "wait",   "cancel", "hold",

@@ -104,6 +104,10 @@ static void show_waits(const Boost__ShowReply *r)
         printf(", %s so far", format_duration(w->elapsed_s, a));
         if (w->has_limit_s)
             printf(" of %s", format_duration(w->limit_s, b));
+        if (w->has_bytes_done)
+            printf(", %s", format_bytes(w->bytes_done, a));
+        if (w->has_bytes_total)
+            printf(" of %s", format_bytes(w->bytes_total, b));
         putchar('\n');
     }
 }

@@ -149,6 +149,12 @@ json_t *json_checkpoint(const Boost__CheckpointInfo *c)
         json_put(o, "mirror", json_string(enum_name(&boost__mirror_state__value__descriptor, (int)c->mirror)));
     if (c->mirror_note && *c->mirror_note)
         json_put(o, "mirror_note", json_text(c->mirror_note));
+    if (c->has_mirror_total) {
+        json_put(o, "mirror_bytes_done", json_integer(c->mirror_done));
+        json_put(o, "mirror_bytes_total", json_integer(c->mirror_total));
+    }
+    if (c->has_mirror_retry_s)
+        json_put(o, "mirror_retry_s", json_number(c->mirror_retry_s));
     if (c->pinned)
         json_put(o, "pinned", json_true());
     return o;
@@ -337,6 +343,10 @@ json_t *json_show(const Boost__ShowReply *r)
         json_put(wait, "elapsed_s", json_number(r->waits[i]->elapsed_s));
         if (r->waits[i]->has_limit_s)
             json_put(wait, "limit_s", json_number(r->waits[i]->limit_s));
+        if (r->waits[i]->has_bytes_done)
+            json_put(wait, "bytes_done", json_integer(r->waits[i]->bytes_done));
+        if (r->waits[i]->has_bytes_total)
+            json_put(wait, "bytes_total", json_integer(r->waits[i]->bytes_total));
         json_array_append_new(list, wait);
     }
     json_put(o, "waits", list);

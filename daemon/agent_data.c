@@ -19,7 +19,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "daemon/agent_remote.h"
 #include "daemon/agent_user.h"
 #include "daemon/remote/fetch.h"
 #include "daemon/remote/sigv4.h"
@@ -322,7 +321,7 @@ static int fetch_item(const struct work *w, const struct item *item, int64_t *mo
     if (rc)
         return rc;
     /* A directory that others may write too could hold something of theirs under this name. */
-    if (lstat(path, &st) == 0 && S_ISREG(st.st_mode) && (st.st_uid == w->x->uid || st.st_uid == 0))
+    if (lstat(path, &st) == 0 && S_ISREG(st.st_mode) && (st.st_uid == w->x->by.uid || st.st_uid == 0))
         return utimensat(AT_FDCWD, path, NULL, AT_SYMLINK_NOFOLLOW) < 0 && errno != EPERM
                    ? error_errno(err, errno, "%s", path)
                    : ERR_OK;
@@ -360,8 +359,7 @@ static int begin(struct work *w, const struct data_fetch *x, const Boost__JobSpe
     const char *dir = spec->data && spec->data->cache_dir ? spec->data->cache_dir : "";
     *w = (struct work){.x = x, .spec = spec, .max = spec->data->cache_max_mib << 20};
     buffer_init(&w->orders, ORDERS_MAX);
-    struct http_options o = agent_http_options(x->config, x->stop);
-    o.tries = tries;
+    struct http_options o = agent_http_options(&x->by, tries);
     int rc = ERR_OK;
     if (*dir != '/' || snprintf(w->dir, sizeof w->dir, "%s", dir) >= (int)sizeof w->dir) {
         error_set(err, ERR_INVALID, "data.cache_dir is not set, and a token file is a URL");
@@ -370,7 +368,7 @@ static int begin(struct work *w, const struct data_fetch *x, const Boost__JobSpe
     if (!rc)
         rc = http_open(&o, &w->http, err);
     if (!rc && needs_keys(spec))
-        rc = agent_s3_open(x->config, x->uid, x->gid, x->stop, tries, &w->s3, err);
+        rc = agent_s3_open(&x->by, tries, &w->s3, err);
     if (rc == ERR_NOT_FOUND) /* the keys, no file of the job */
         rc = err->code = ERR_REFUSED;
     return rc;
@@ -455,7 +453,7 @@ int data_fetch(const struct data_fetch *x, const Boost__JobSpec *spec, int64_t *
     if (!rc && w.max)
         rc = read_orders(x->attempts_dir, &w.orders, err);
     if (!rc)
-        rc = as_user_begin(&user, x->uid, x->gid, err);
+        rc = as_user_begin(&user, x->by.uid, x->by.gid, err);
     if (!rc) {
         rc = fs_make_dirs(w.dir, 0777, err);
         if (rc)

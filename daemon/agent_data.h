@@ -3,19 +3,14 @@
 #ifndef BOOST_DAEMON_AGENT_DATA_H
 #define BOOST_DAEMON_AGENT_DATA_H
 
-#include <stdatomic.h>
 #include <stdbool.h>
-#include <sys/types.h>
 
+#include "daemon/agent_remote.h"
 #include "proto/base/error.h"
-#include "proto/config.pb-c.h"
 
 struct data_fetch {
-    const Boost__AgentConfig *config;
+    struct agent_remote by;
     const char *attempts_dir; /* what their orders name stays in the cache */
-    const atomic_bool *stop;
-    uid_t uid; /* the job's user; not yet taken by the thread */
-    gid_t gid;
 };
 
 bool data_has_urls(const Boost__JobSpec *spec);

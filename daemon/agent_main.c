@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 
 #include "daemon/agent_node.h"
+#include "daemon/agent_remote.h"
 #include "proto/config.h"
 #include "daemon/log.h"
 #include "proto/base/fs.h"
@@ -158,6 +159,7 @@ int agent_main(int argc, char **argv)
     umask(022);
     /* Preflights wait for file systems, epilogs for whatever they like; those that hang must not take all threads. */
     setenv("UV_THREADPOOL_SIZE", "64", 0);
+    agent_remote_begin();
     arena_init(&arena, CONFIG_ARENA);
     int rc = config_load_agent(o.config, CONFIG_AGENT_PATH, o.sets, o.set_count, &arena, &config, &err);
     if (!rc)

@@ -57,6 +57,14 @@ static int lock_dir(const char *dir, int *fd, struct error *err)
 
 /* ---- to the store ---- */
 
+static int64_t bytes_of(Boost__ShardRecord *const *shards, size_t n)
+{
+    int64_t sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += shards[i]->bytes;
+    return sum;
+}
+
 static int give_up_others(struct s3 *s, const char *mirror, const char *dir, struct error *err)
 {
     struct s3_url own, all;
@@ -107,7 +115,8 @@ static int copy_manifest(struct s3 *s, const Boost__MirrorCheckpoint *o, int64_t
     return rc;
 }
 
-int mirror_copy(struct s3 *s, const Boost__MirrorCheckpoint *o, int64_t *moved, struct error *err)
+int mirror_copy(struct s3 *s, const Boost__MirrorCheckpoint *o, struct http_progress *progress, int64_t *moved,
+                struct error *err)
 {
     int lock = -1;
     *moved = 0;
@@ -118,8 +127,12 @@ int mirror_copy(struct s3 *s, const Boost__MirrorCheckpoint *o, int64_t *moved, 
         rc = lock_dir(o->dir, &lock, err);
     if (!rc)
         rc = give_up_others(s, o->mirror, o->dir, err);
-    for (size_t i = 0; i < o->n_shards && !rc; i++)
+    http_progress_total(progress, bytes_of(o->shards, o->n_shards));
+    for (size_t i = 0; i < o->n_shards && !rc; i++) {
         rc = copy_shard(s, o, o->shards[i], moved, err);
+        if (!rc)
+            http_progress_passed(progress, o->shards[i]->bytes);
+    }
     if (!rc)
         rc = copy_manifest(s, o, moved, err);
     if (lock >= 0)
@@ -185,7 +198,8 @@ static int fetch_shard(struct s3 *s, const char *tmp, const struct s3_url *at, c
     return rc;
 }
 
-static int fetch_all(struct s3 *s, const Boost__VerifyCheckpoint *o, const char *tmp, int64_t *moved, struct error *err)
+static int fetch_all(struct s3 *s, const Boost__VerifyCheckpoint *o, const char *tmp, struct http_progress *progress,
+                     int64_t *moved, struct error *err)
 {
     struct s3_url at;
     struct buffer manifest;
@@ -194,6 +208,7 @@ static int fetch_all(struct s3 *s, const Boost__VerifyCheckpoint *o, const char 
     int rc = place(o->mirror, o->dir, manifest_name, &at, NULL, err);
     if (!rc)
         rc = s3_get_text(s, &at, &manifest, err);
+    http_progress_total(progress, bytes_of(o->shards, o->n_shards));
     for (size_t i = 0; i < o->n_shards && !rc; i++) {
         const char *file = o->shards[i]->file;
         if (!file || !*file || *file == '.' || strchr(file, '/'))
@@ -202,6 +217,8 @@ static int fetch_all(struct s3 *s, const Boost__VerifyCheckpoint *o, const char 
             rc = place(o->mirror, o->dir, file, &at, NULL, err);
         if (!rc)
             rc = fetch_shard(s, tmp, &at, o->shards[i], moved, err);
+        if (!rc)
+            http_progress_passed(progress, o->shards[i]->bytes);
     }
     if (!rc)
         rc = fs_join(path, sizeof path, err, tmp, manifest_name);
@@ -212,7 +229,8 @@ static int fetch_all(struct s3 *s, const Boost__VerifyCheckpoint *o, const char 
     return rc;
 }
 
-int mirror_fetch(struct s3 *s, const Boost__VerifyCheckpoint *o, int64_t *moved, struct error *err)
+int mirror_fetch(struct s3 *s, const Boost__VerifyCheckpoint *o, struct http_progress *progress, int64_t *moved,
+                 struct error *err)
 {
     char tmp[PATH_MAX], parent[PATH_MAX];
     int lock = -1;
@@ -227,7 +245,7 @@ int mirror_fetch(struct s3 *s, const Boost__VerifyCheckpoint *o, int64_t *moved,
     if (!rc)
         rc = lock_dir(tmp, &lock, err);
     if (!rc)
-        rc = fetch_all(s, o, tmp, moved, err);
+        rc = fetch_all(s, o, tmp, progress, moved, err);
     if (!rc)
         rc = checkpoint_delete(o->dir, err); /* what is damaged there */
     if (!rc && rename(tmp, o->dir) < 0)

@@ -10,10 +10,12 @@
 
 /* Unfinished uploads of other checkpoints of the job are given up. *moved: bytes that travelled. ERR_BUSY: it is being
  * copied already. ERR_CORRUPT, ERR_NOT_FOUND of a shard: it is not what was written. */
-MUST_USE int mirror_copy(struct s3 *s, const Boost__MirrorCheckpoint *order, int64_t *moved, struct error *err);
+MUST_USE int mirror_copy(struct s3 *s, const Boost__MirrorCheckpoint *order, struct http_progress *progress,
+                         int64_t *moved, struct error *err);
 /* Puts the copy in the place of a directory that is missing or damaged, each shard checked against the order's record.
  * ERR_BUSY: that is being done already. */
-MUST_USE int mirror_fetch(struct s3 *s, const Boost__VerifyCheckpoint *order, int64_t *moved, struct error *err);
+MUST_USE int mirror_fetch(struct s3 *s, const Boost__VerifyCheckpoint *order, struct http_progress *progress,
+                          int64_t *moved, struct error *err);
 /* Removes the copy, the manifest first, and what of it was not finished. One that is gone is fine. */
 MUST_USE int mirror_delete(struct s3 *s, const char *dir, const char *mirror, struct error *err);
 /* What a fetch of this directory left unfinished on this node. */

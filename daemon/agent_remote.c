@@ -4,6 +4,7 @@
 #include <limits.h>
 #include <pwd.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -12,10 +13,23 @@
 enum { PASSWD_TEXT = 16 << 10, CONNECT_MS = 10000 };
 static const char default_file[] = "~/.config/boost/s3.keys";
 
-struct http_options agent_http_options(const Boost__AgentConfig *config, const atomic_bool *stop)
+/* Of the environment; without a key: there were none, or what was there is none (`environment_rc`). */
+static struct s3_credentials environment;
+static struct error environment_err;
+static int environment_rc = ERR_NOT_FOUND;
+
+void agent_remote_begin(void)
 {
-    return (struct http_options){
-        .stop = stop, .stall_ms = config->s3_stall_ms, .connect_ms = CONNECT_MS, .ca_file = config->s3_ca};
+    environment_rc = s3_credentials_environment(&environment, &environment_err);
+    unsetenv("AWS_ACCESS_KEY_ID");
+    unsetenv("AWS_SECRET_ACCESS_KEY");
+    unsetenv("AWS_SESSION_TOKEN");
+}
+
+struct http_options agent_http_options(const struct agent_remote *r, int tries)
+{
+    return (struct http_options){.stop = r->stop, .stall_ms = r->config->s3_stall_ms, .connect_ms = CONNECT_MS,
+                                 .ca_file = r->config->s3_ca, .tries = tries, .progress = r->progress};
 }
 
 /* "~/name" of the user; false: no home, or too long. */
@@ -47,22 +61,25 @@ int agent_s3_credentials(const Boost__AgentConfig *config, uid_t uid, gid_t gid,
 {
     const char *file = *config->s3_credentials ? config->s3_credentials : default_file;
     int rc = file[0] == '~' ? of_user(file, uid, gid, out, err) : s3_credentials_file(file, geteuid(), out, err);
-    if (rc == ERR_NOT_FOUND && uid == geteuid() && !s3_credentials_environment(out, NULL))
-        return ERR_OK;
+    if (rc == ERR_NOT_FOUND && uid == geteuid() && environment_rc != ERR_NOT_FOUND) {
+        *out = environment;
+        if (environment_rc && err)
+            *err = environment_err;
+        return environment_rc;
+    }
     if (rc == ERR_NOT_FOUND)
         error_hint(err, "write aws_access_key_id = ... and aws_secret_access_key = ... into %s, mode 0600; "
                         "s3_credentials of agent.conf names another file", file);
     return rc;
 }
 
-int agent_s3_open(const Boost__AgentConfig *config, uid_t uid, gid_t gid, const atomic_bool *stop, int tries,
-                  struct s3 **out, struct error *err)
+int agent_s3_open(const struct agent_remote *r, int tries, struct s3 **out, struct error *err)
 {
-    struct s3_options o = {.http = agent_http_options(config, stop), .endpoint = config->s3_endpoint,
+    const Boost__AgentConfig *config = r->config;
+    struct s3_options o = {.http = agent_http_options(r, tries), .endpoint = config->s3_endpoint,
                            .region = config->s3_region, .path_style = config->s3_path_style,
                            .part_bytes = (int64_t)config->s3_part_kib << 10};
-    o.http.tries = tries;
-    int rc = agent_s3_credentials(config, uid, gid, &o.credentials, err);
+    int rc = agent_s3_credentials(config, r->uid, r->gid, &o.credentials, err);
     if (!rc)
         rc = s3_open(&o, out, err);
     s3_credentials_wipe(&o.credentials);

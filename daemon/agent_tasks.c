@@ -24,6 +24,7 @@
 
 enum {
     FOLLOW_MS = 50,        /* a follower of a log looks again this often */
+    TELL_MS = 1000,        /* what a task has moved is told this often */
     LOG_BYTES = 256 << 10, /* of a reply, when the task does not say     */
     LOG_BYTES_MAX = 1 << 20,
     FOUND_ARENA = 16 << 20,
@@ -47,6 +48,8 @@ struct task {
     size_t wanted;
     bool over; /* no process of the attempt was left when reading began */
     int64_t moved; /* bytes to or from an object store */
+    struct http_progress progress;
+    int64_t told_done, told_total;
     struct agent_stacks stacks;
     Boost__TaskReply found; /* its `found` only, in `mem` */
     struct tool_output tool; /* likewise */
@@ -55,10 +58,11 @@ struct task {
 
 struct agent_tasks {
     struct agent *agent;
-    uv_timer_t follow;
+    uv_timer_t follow, tell;
     struct task *followers; /* waiting for more of a log */
     struct task *working;
-    bool closing, closed; /* closed: the timer is; the last task that a thread still has frees this */
+    int timers; /* that are not closed; then the last task that a thread still has frees this */
+    bool closing;
 };
 
 /* ---- replies ---- */
@@ -122,10 +126,15 @@ static void reply(struct task *t)
 
 /* ---- in a thread ---- */
 
-static struct data_fetch data_work(const struct task *t, uint32_t uid, uint32_t gid)
+static struct agent_remote remote_of(struct task *t, uint32_t uid, uint32_t gid)
 {
     const struct agent *agent = t->tasks->agent;
-    return (struct data_fetch){agent->config, agent->attempts_dir, &agent->ending, uid, gid};
+    return (struct agent_remote){agent->config, &agent->ending, &t->progress, uid, gid};
+}
+
+static struct data_fetch data_work(struct task *t, uint32_t uid, uint32_t gid)
+{
+    return (struct data_fetch){remote_of(t, uid, gid), t->tasks->agent->attempts_dir};
 }
 
 /* That there are keys: whether they are the right ones only the store can say, and that may take its time. */
@@ -147,7 +156,7 @@ static int preflight_mirror(const struct task *t, uint32_t uid, uint32_t gid, st
 }
 
 /* Of a node without GPUs nothing is asked about them: the job will not come here. */
-static int preflight(const struct task *t, uint32_t uid, uint32_t gid, struct error *err)
+static int preflight(struct task *t, uint32_t uid, uint32_t gid, struct error *err)
 {
     Boost__Reason__Value reason;
     const Boost__JobSpec *spec = t->order->preflight->spec;
@@ -177,7 +186,7 @@ static const char *mirror_of(const Boost__Task *order)
 static int verify_or_fetch(struct task *t, uint32_t uid, uint32_t gid, struct error *err)
 {
     const Boost__VerifyCheckpoint *o = t->order->verify;
-    struct agent *agent = t->tasks->agent;
+    const struct agent_remote remote = remote_of(t, uid, gid);
     struct as_user user;
     struct s3 *s = NULL;
     struct error here;
@@ -189,13 +198,13 @@ static int verify_or_fetch(struct task *t, uint32_t uid, uint32_t gid, struct er
     if ((rc != ERR_NOT_FOUND && rc != ERR_CORRUPT) || !o->mirror || !*o->mirror)
         return rc;
     here = *err;
-    rc = agent_s3_open(agent->config, uid, gid, &agent->ending, 0, &s, err);
+    rc = agent_s3_open(&remote, 0, &s, err);
     if (!rc)
         rc = as_user_begin(&user, uid, gid, err);
     else if (rc == ERR_NOT_FOUND) /* keys: says nothing about the checkpoint */
         rc = err->code = ERR_REFUSED;
     if (!rc) {
-        rc = mirror_fetch(s, o, &t->moved, err);
+        rc = mirror_fetch(s, o, &t->progress, &t->moved, err);
         if (!rc)
             rc = checkpoint_verify(o, err);
         as_user_end(&user);
@@ -273,6 +282,29 @@ static int checkpoint_tool(struct task *t, uint32_t uid, uint32_t gid, struct er
     return agent_tool_run(argv, uid, gid, &t->mem, &t->tool, err);
 }
 
+static int open_store(struct task *t, uint32_t uid, uint32_t gid, struct s3 **out, struct error *err)
+{
+    const struct agent_remote remote = remote_of(t, uid, gid);
+    int rc = agent_s3_open(&remote, 0, out, err);
+    if (rc == ERR_NOT_FOUND) /* the keys, not the files */
+        rc = err->code = ERR_REFUSED;
+    return rc ? error_context(err, "%s", mirror_of(t->order)) : ERR_OK;
+}
+
+/* Those of this machine, which have to go even where the copy cannot be reached. */
+static int delete_files(const Boost__DeleteCheckpoint *o, uint32_t uid, uint32_t gid, struct error *err)
+{
+    struct as_user user;
+    int rc = as_user_begin(&user, uid, gid, err);
+    if (rc)
+        return rc;
+    rc = checkpoint_delete(o->dir, err);
+    if (!rc)
+        rc = mirror_forget(o->dir, err);
+    as_user_end(&user);
+    return rc;
+}
+
 static int run_file_task(struct task *t, struct error *err)
 {
     const Boost__Task *order = t->order;
@@ -292,10 +324,10 @@ static int run_file_task(struct task *t, struct error *err)
     }
     struct s3 *s = NULL;
     int rc = ERR_OK;
-    if (mirror_of(order))
-        rc = agent_s3_open(t->tasks->agent->config, uid, gid, &t->tasks->agent->ending, 0, &s, err);
-    if (rc == ERR_NOT_FOUND) /* the keys, not the files */
-        rc = err->code = ERR_REFUSED;
+    if (order->body_case == BOOST__TASK__BODY_DELETE_CHECKPOINT)
+        rc = delete_files(order->delete_checkpoint, uid, gid, err);
+    if (!rc && mirror_of(order))
+        rc = open_store(t, uid, gid, &s, err);
     if (!rc)
         rc = as_user_begin(&user, uid, gid, err);
     if (rc) {
@@ -307,14 +339,11 @@ static int run_file_task(struct task *t, struct error *err)
         rc = checkpoint_write_manifest(order->write_manifest, order->job, err);
         break;
     case BOOST__TASK__BODY_DELETE_CHECKPOINT:
-        rc = checkpoint_delete(order->delete_checkpoint->dir, err);
-        if (!rc)
-            rc = mirror_forget(order->delete_checkpoint->dir, err);
-        if (!rc && s)
+        if (s)
             rc = mirror_delete(s, order->delete_checkpoint->dir, order->delete_checkpoint->mirror, err);
         break;
     case BOOST__TASK__BODY_MIRROR_CHECKPOINT:
-        rc = s ? mirror_copy(s, order->mirror_checkpoint, &t->moved, err)
+        rc = s ? mirror_copy(s, order->mirror_checkpoint, &t->progress, &t->moved, err)
                : error_set(err, ERR_PROTOCOL, "an order to copy says not where to");
         break;
     case BOOST__TASK__BODY_PROVE_SHARED:
@@ -378,7 +407,7 @@ static void task_done(uv_work_t *work, int status)
     unlink_task(&tasks->working, t);
     if (status == UV_ECANCELED || tasks->closing) {
         free_task(t);
-        if (tasks->closed && !tasks->working)
+        if (!tasks->timers && !tasks->working)
             free(tasks);
         return;
     }
@@ -391,9 +420,29 @@ static void task_done(uv_work_t *work, int status)
     wait_for_more(t);
 }
 
+static void tell(uv_timer_t *timer)
+{
+    struct agent_tasks *tasks = timer->data;
+    for (struct task *t = tasks->working; t; t = t->next) {
+        int64_t done = atomic_load(&t->progress.done), total = atomic_load(&t->progress.total);
+        if (t->forgotten || (done == t->told_done && total == t->told_total))
+            continue;
+        Boost__TaskProgress p = BOOST__TASK_PROGRESS__INIT;
+        p.has_id = p.has_done = p.has_total = true;
+        p.id = t->order->id;
+        p.done = t->told_done = done;
+        p.total = t->told_total = total;
+        agent_send(tasks->agent, BOOST__AGENT_MESSAGE__BODY_TASK_PROGRESS, &p.base);
+    }
+    if (!tasks->working)
+        uv_timer_stop(timer);
+}
+
 static void queue_task(struct task *t)
 {
     struct agent_tasks *tasks = t->tasks;
+    if (!uv_is_active((uv_handle_t *)&tasks->tell))
+        uv_timer_start(&tasks->tell, tell, TELL_MS, TELL_MS);
     t->next = tasks->working;
     tasks->working = t;
     uv_queue_work(tasks->agent->loop, &t->work, run_task, task_done);
@@ -507,16 +556,17 @@ int agent_tasks_create(struct agent *agent, struct agent_tasks **out, struct err
         return error_set(err, ERR_NOMEM, "no memory for tasks");
     tasks->agent = agent;
     uv_timer_init(agent->loop, &tasks->follow);
-    tasks->follow.data = tasks;
+    uv_timer_init(agent->loop, &tasks->tell);
+    tasks->timers = 2;
+    tasks->follow.data = tasks->tell.data = tasks;
     *out = tasks;
     return ERR_OK;
 }
 
-static void follow_closed(uv_handle_t *handle)
+static void timer_closed(uv_handle_t *handle)
 {
     struct agent_tasks *tasks = handle->data;
-    tasks->closed = true;
-    if (!tasks->working)
+    if (--tasks->timers == 0 && !tasks->working)
         free(tasks);
 }
 
@@ -528,5 +578,6 @@ void agent_tasks_close(struct agent_tasks *tasks)
     agent_tasks_forget(tasks->agent);
     for (struct task *t = tasks->working; t; t = t->next)
         uv_cancel((uv_req_t *)&t->work);
-    uv_close((uv_handle_t *)&tasks->follow, follow_closed);
+    uv_close((uv_handle_t *)&tasks->follow, timer_closed);
+    uv_close((uv_handle_t *)&tasks->tell, timer_closed);
 }

@@ -213,6 +213,7 @@ int core_agent_register(struct core *c, const Boost__Register *msg, struct error
         return error_set(err, ERR_NOMEM, "out of memory");
     bool rebooted = n->boot_id && *n->boot_id && strcmp(n->boot_id, msg->boot_id) != 0;
     Boost__NodeLiveness__Value was = n->liveness;
+    bool another = !n->instance || strcmp(n->instance, msg->instance) != 0;
     bool changed = rebooted || !n->boot_id || !*n->boot_id || n->cpu_slots != msg->cpu_slots || n->uid != msg->uid ||
                    n->memory_mib != msg->memory_mib;
     n->connected = false; /* of an earlier connection that may not have been seen to break */
@@ -243,6 +244,8 @@ int core_agent_register(struct core *c, const Boost__Register *msg, struct error
     if (was == LIVENESS(DOWN))
         (void)node_recheck(c, n, false);
     reconcile(c, n, msg);
+    if (another)
+        mirrors_hurry(c);
     c->schedule = true;
     c->work = true;
     due_at(c, n->last_seen + c->suspect_ns);
@@ -559,6 +562,9 @@ static void dispatch(struct core *c, struct node *n, const Boost__AgentMessage *
         break;
     case BOOST__AGENT_MESSAGE__BODY_TASK:
         task_reply(c, n, msg->task);
+        break;
+    case BOOST__AGENT_MESSAGE__BODY_TASK_PROGRESS:
+        task_progress(c, n, msg->task_progress);
         break;
     case BOOST__AGENT_MESSAGE__BODY_ATTEMPT_REFUSED:
         on_refused(c, n, msg->attempt_refused);

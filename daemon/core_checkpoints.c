@@ -12,6 +12,9 @@
 static const char damaged_mark[] = "damaged: ";
 static const char aside_mark[] = "set aside: ";
 
+enum { COPY_TRIES = 24 }; /* to delete a copy: half a day */
+#define COPY_RETRY_MAX_NS (3600 * NS_PER_S)
+
 /* ---- looking ------------------------------------------------------------------------- */
 
 static bool whole(const struct checkpoint *k)
@@ -426,6 +429,21 @@ static void manifest_done(struct core *c, struct task *t, int rc, const struct e
     attempt_try_close(c, job);
 }
 
+/* An outage of its store is not to leave it there for good. */
+static void copy_stays(struct core *c, struct job *job, struct checkpoint *k, const struct error *err)
+{
+    char note[700];
+    int64_t ns = CORE_RETRY_NS;
+    for (int i = 1; i < k->tries && ns < COPY_RETRY_MAX_NS; i++)
+        ns *= 2;
+    snprintf(note, sizeof note, "its copy is not deleted yet: %.400s%s%.200s%s", err->message, *err->hint ? " (" : "",
+             err->hint, *err->hint ? ")" : "");
+    text_set(&k->mirror_note, note);
+    mark_checkpoint(c, job, k);
+    k->retry_due = now_mono(c) + (ns < COPY_RETRY_MAX_NS ? ns : COPY_RETRY_MAX_NS);
+    c->work = true;
+}
+
 static void delete_done(struct core *c, struct task *t, int rc, const struct error *err, const Boost__TaskReply *reply)
 {
     struct job *job;
@@ -433,18 +451,25 @@ static void delete_done(struct core *c, struct task *t, int rc, const struct err
     if (!k)
         return;
     /* Of a copy it also counts that its store cannot be reached: the agent has tried for a while. */
-    bool counts = is_definite(rc) || (reply && k->mirror && rc != ERR_CANCELLED);
-    if (rc != ERR_OK && rc != ERR_NOT_FOUND && !(counts && ++k->tries >= CORE_TASK_TRIES)) {
-        try_again(c, k);
+    bool copy = reply && k->mirror && rc != ERR_CANCELLED;
+    bool done = rc == ERR_OK || rc == ERR_NOT_FOUND;
+    if (!done && !((copy || is_definite(rc)) && ++k->tries >= (copy ? COPY_TRIES : CORE_TASK_TRIES))) {
+        if (copy)
+            copy_stays(c, job, k, err);
+        else
+            try_again(c, k);
         return;
     }
-    if (rc != ERR_OK && rc != ERR_NOT_FOUND) {
+    if (copy)
+        text_set(&k->mirror_note, "");
+    if (!done) {
         char note[512];
         snprintf(note, sizeof note, "%.200s%sits files could not be deleted: %.250s", k->note ? k->note : "",
                  k->note && k->note[0] ? "; " : "", err->message);
         text_set(&k->note, note);
         add_event(c, job, k->attempt, t->node->name, "controller", "checkpoint-not-deleted",
-                  "checkpoint of step %" PRId64 ": %s; remove %s by hand", k->step, err->message, k->path);
+                  "checkpoint of step %" PRId64 ": %s; remove %s%s%s by hand", k->step, err->message, k->path,
+                  copy ? " and its copy in " : "", copy ? k->mirror_url : "");
     }
     if (k->state == CKPT(DELETING))
         k->state = CKPT(DELETED);

@@ -1,4 +1,4 @@
-/* What users ask of single checkpoints: verify, pin, delete, and to have them read and written in another form, which
+/* What users ask of single checkpoints: verify, pin, delete, copy, and to have them read and written in another form, which
  * an agent does that sees the directory, as the user. */
 #include <inttypes.h>
 #include <stdio.h>
@@ -45,7 +45,7 @@ static void answer(struct core *c, struct tool_call *x, int rc, const struct err
     x->replied = true;
 }
 
-/* ---- pin, unpin, rm: the registry's own ------------------------------------------------------ */
+/* ---- pin, unpin, rm, mirror: the registry's own ------------------------------------------------------ */
 
 static void changed(struct core *c, void *arg, int rc, const struct error *err)
 {
@@ -78,6 +78,33 @@ static int pin(struct core *c, struct job *job, struct checkpoint *k, bool on, s
     if (!on)
         checkpoints_retain(c, job);
     return ERR_OK;
+}
+
+static int copy_one(struct core *c, struct job *job, struct checkpoint *k, struct tool_call *x, struct error *err)
+{
+    int rc = mirror_ask(c, job, k, err);
+    snprintf(x->text, sizeof x->text, "checkpoint of step %" PRId64 " is being copied to %.300s", k->step,
+             k->mirror_url ? k->mirror_url : "");
+    return rc;
+}
+
+/* All that have no copy yet. */
+static int copy_all(struct core *c, struct job *job, struct tool_call *x, struct error *err)
+{
+    int asked = 0, rc = ERR_OK;
+    for (int i = 0; !rc && i < job->n_checkpoints; i++) {
+        struct checkpoint *k = job->checkpoints[i];
+        if (k->state != CKPT(COMMITTED) || k->damaged || k->mirror == BOOST__MIRROR_STATE__VALUE__MIRRORED)
+            continue;
+        rc = mirror_ask(c, job, k, err);
+        asked += rc == ERR_OK;
+    }
+    if (asked)
+        snprintf(x->text, sizeof x->text, "%d checkpoint%s of job %" PRId64 " %s being copied", asked,
+                 asked == 1 ? "" : "s", job->id, asked == 1 ? "is" : "are");
+    else
+        snprintf(x->text, sizeof x->text, "job %" PRId64 " has no checkpoint without a copy", job->id);
+    return rc;
 }
 
 static int delete(struct core *c, struct job *job, struct checkpoint *k, struct tool_call *x, struct error *err)
@@ -217,8 +244,10 @@ void core_checkpoint(struct core *c, struct job *job, const Boost__CheckpointReq
     struct checkpoint *k = NULL;
     struct tool_call *x = calloc(1, sizeof *x);
     int rc = x ? check(c, job, request, user, &err) : error_set(&err, ERR_NOMEM, "out of memory");
-    bool registry = request->what == WHAT(PIN) || request->what == WHAT(UNPIN) || request->what == WHAT(RM);
-    if (!rc && job)
+    bool all = request->what == WHAT(MIRROR) && !request->has_step;
+    bool registry = request->what == WHAT(PIN) || request->what == WHAT(UNPIN) || request->what == WHAT(RM) ||
+                    request->what == WHAT(MIRROR);
+    if (!rc && job && !all)
         rc = choose(job, request, &k, &err);
     if (!rc) {
         *x = (struct tool_call){.reply = reply, .arg = arg, .what = request->what};
@@ -228,8 +257,10 @@ void core_checkpoint(struct core *c, struct job *job, const Boost__CheckpointReq
         x->attempt = k ? k->attempt : 0;
     }
     if (!rc && registry)
-        rc = request->what == WHAT(RM) ? delete(c, job, k, x, &err)
-                                       : pin(c, job, k, request->what == WHAT(PIN), x);
+        rc = all                             ? copy_all(c, job, x, &err)
+             : request->what == WHAT(MIRROR) ? copy_one(c, job, k, x, &err)
+             : request->what == WHAT(RM)     ? delete(c, job, k, x, &err)
+                                             : pin(c, job, k, request->what == WHAT(PIN), x);
     else if (!rc)
         rc = send_tool(c, job, k, request, user, x, &err);
     if (rc) {

@@ -95,7 +95,8 @@ struct task {
     uint64_t id;
     struct node *node;
     int64_t job;
-    int64_t since, deadline;
+    int64_t since, deadline, limit; /* limit: for the whole of it, or since its files last came on */
+    int64_t bytes_done, bytes_total; /* of files that are on their way; 0: not told */
     task_done_fn done;
     int64_t step; /* of the checkpoint it is about */
     int attempt;
@@ -432,6 +433,7 @@ uint64_t task_send(struct core *c, struct node *n, const struct job *job, uint32
 struct task *task_find(struct core *c, uint64_t id);
 void task_cancel(struct core *c, uint64_t id); /* done is not called */
 void task_reply(struct core *c, struct node *n, const Boost__TaskReply *reply);
+void task_progress(struct core *c, struct node *n, const Boost__TaskProgress *m); /* its time begins anew */
 void tasks_lost(struct core *c, struct node *n); /* the connection broke */
 int64_t tasks_run(struct core *c, int64_t now);
 /* A node that may work on this user's files now, the job's own first, then one that has devices of the pool. */
@@ -575,9 +577,12 @@ bool checkpoint_file_work(const struct job *job); /* whether it belongs to c->wo
 
 /* ---- core_mirror.c: copies in an object store ------------------------------------------- */
 
-bool mirror_wanted(const struct checkpoint *k); /* it is to be copied */
+bool mirror_wanted(const struct checkpoint *k); /* it is to be copied, or tried again some time */
 void mirror_want(const struct job *job, struct checkpoint *k); /* it was committed */
 void mirror_work(struct core *c, struct job *job); /* sends the task that is due, one at a time, the newest first */
+/* A user wants it: tried now, whatever came before; one that has a copy is compared with it. */
+MUST_USE int mirror_ask(struct core *c, struct job *job, struct checkpoint *k, struct error *err);
+void mirrors_hurry(struct core *c); /* a new agent may have keys and addresses that the one before did not have */
 
 /* ---- core_agents.c ---------------------------------------------------------------------- */
 

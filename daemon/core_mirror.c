@@ -7,12 +7,16 @@
 #include "daemon/core_internal.h"
 
 #define MIRROR(s) BOOST__MIRROR_STATE__VALUE__##s
+/* So many in a row, then it is FAILED and only tried now and then. */
 enum { TRIES = 10, DEFINITE_TRIES = 3 };
 #define RETRY_MAX_NS (300 * NS_PER_S)
+#define FAILED_RETRY_NS (300 * NS_PER_S)
+#define FAILED_RETRY_MAX_NS (3600 * NS_PER_S)
 
 bool mirror_wanted(const struct checkpoint *k)
 {
-    return k->state == CKPT(COMMITTED) && k->mirror == MIRROR(PENDING) && !k->damaged;
+    return k->state == CKPT(COMMITTED) && !k->damaged &&
+           (k->mirror == MIRROR(PENDING) || k->mirror == MIRROR(FAILED));
 }
 
 void mirror_want(const struct job *job, struct checkpoint *k)
@@ -32,10 +36,11 @@ static bool is_definite(int rc)
 
 static void wait_for(struct core *c, struct checkpoint *k)
 {
-    int64_t ns = CORE_RETRY_NS;
-    for (int i = 1; i < k->mirror_tries && ns < RETRY_MAX_NS; i++)
+    bool given_up = k->mirror == MIRROR(FAILED);
+    int64_t ns = given_up ? FAILED_RETRY_NS : CORE_RETRY_NS, most = given_up ? FAILED_RETRY_MAX_NS : RETRY_MAX_NS;
+    for (int i = 1; i < k->mirror_tries && ns < most; i++)
         ns *= 2;
-    k->mirror_due = now_mono(c) + (ns < RETRY_MAX_NS ? ns : RETRY_MAX_NS);
+    k->mirror_due = now_mono(c) + (ns < most ? ns : most);
     due_at(c, k->mirror_due);
 }
 
@@ -44,20 +49,24 @@ static void failed(struct core *c, struct job *job, struct checkpoint *k, const 
 {
     char note[900];
     k->mirror_tries++;
-    bool again = k->mirror_tries < (is_definite(rc) ? DEFINITE_TRIES : TRIES);
+    bool known = k->mirror == MIRROR(FAILED);
+    bool again = !known && k->mirror_tries < (is_definite(rc) ? DEFINITE_TRIES : TRIES);
     snprintf(note, sizeof note, "%s: %.500s%s%.300s%s", again ? "no copy yet" : "no copy", err->message,
              *err->hint ? " (" : "", err->hint, *err->hint ? ")" : "");
     text_set(&k->mirror_note, note);
-    if (again) {
-        mark_checkpoint(c, job, k);
+    mark_checkpoint(c, job, k);
+    if (again || known) {
         wait_for(c, k);
         return;
     }
+    int tries = k->mirror_tries;
     k->mirror = MIRROR(FAILED);
-    mark_checkpoint(c, job, k);
+    k->mirror_tries = 1;
+    wait_for(c, k);
     add_event(c, job, k->attempt, t->node->name, "controller", "checkpoint-not-mirrored",
-              "checkpoint of step %" PRId64 " has no copy in %s after %d tries: %s%s%s%s", k->step, k->mirror_url,
-              k->mirror_tries, err->message, *err->hint ? " (" : "", err->hint, *err->hint ? ")" : "");
+              "checkpoint of step %" PRId64 " has no copy in %s after %d tries: %s%s%s%s; it is tried again now and then, and by: "
+              "boostctl ckpt mirror %" PRId64 "@%" PRId64, k->step, k->mirror_url, tries, err->message,
+              *err->hint ? " (" : "", err->hint, *err->hint ? ")" : "", job->id, k->step);
 }
 
 static void mirrored(struct core *c, struct task *t, int rc, const struct error *err, const Boost__TaskReply *reply)
@@ -106,6 +115,42 @@ static bool send_mirror(struct core *c, struct job *job, struct checkpoint *k, s
     }
     arena_free(&mem);
     return k->mirror_task != 0;
+}
+
+int mirror_ask(struct core *c, struct job *job, struct checkpoint *k, struct error *err)
+{
+    if (k->mirror == MIRROR(NONE))
+        mirror_want(job, k);
+    if (k->mirror == MIRROR(NONE)) {
+        error_set(err, ERR_REFUSED, "job %" PRId64 " has no checkpoint.mirror", job->id);
+        return error_hint(err, "boostctl restart %" PRId64 " --set checkpoint.mirror=s3://bucket/prefix", job->id);
+    }
+    if (k->damaged)
+        return error_set(err, ERR_REFUSED, "the checkpoint of step %" PRId64 " is damaged: there is nothing to copy",
+                         k->step);
+    int64_t since = k->changed_ns;
+    k->mirror = MIRROR(PENDING);
+    k->mirror_tries = 0;
+    k->mirror_due = 0;
+    text_set(&k->mirror_note, "");
+    mark_checkpoint(c, job, k);
+    k->changed_ns = since; /* its state is as old as before */
+    c->work = true;
+    return ERR_OK;
+}
+
+void mirrors_hurry(struct core *c)
+{
+    for (struct job *job = c->working.head; job; job = job->working.next)
+        for (int i = 0; i < job->n_checkpoints; i++) {
+            struct checkpoint *k = job->checkpoints[i];
+            if (!mirror_wanted(k))
+                continue;
+            k->mirror_due = 0;
+            if (k->mirror == MIRROR(FAILED))
+                k->mirror_tries = 0;
+        }
+    c->work = true;
 }
 
 void mirror_work(struct core *c, struct job *job)

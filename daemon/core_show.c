@@ -123,6 +123,38 @@ static void waits_of_attempt(struct waits *w, const struct job *job, const struc
                  a->close_due);
 }
 
+/* The wait that was added last is for files that a task moves. */
+static void wait_moves(struct waits *w, int64_t done, int64_t total)
+{
+    if (w->failed || !w->n || (!done && !total))
+        return;
+    Boost__WaitInfo *x = w->list[w->n - 1];
+    x->has_bytes_done = true;
+    x->bytes_done = done;
+    x->has_bytes_total = total > 0;
+    x->bytes_total = total;
+}
+
+static void wait_moves_of(struct waits *w, uint64_t task)
+{
+    const struct task *t = task_find(w->c, task);
+    if (t)
+        wait_moves(w, t->bytes_done, t->bytes_total);
+}
+
+static void waits_of_fetches(struct waits *w, const struct core_start *s)
+{
+    int64_t done = 0, total = 0;
+    wait_add(w, arena_printf(w->mem, "files fetched by %d node%s", s->fetching, s->fetching == 1 ? "" : "s"),
+             s->since, 0);
+    for (int i = 0; i < s->n_nodes; i++) {
+        const struct task *t = task_find(w->c, s->fetches[i]);
+        done += t ? t->bytes_done : 0;
+        total += t ? t->bytes_total : 0;
+    }
+    wait_moves(w, done, total);
+}
+
 static void waits_of_checkpoints(struct waits *w, const struct job *job)
 {
     for (int i = 0; i < job->n_checkpoints; i++) {
@@ -134,9 +166,11 @@ static void waits_of_checkpoints(struct waits *w, const struct job *job)
                                   k->state == CKPT(WRITING) ? "manifest" : "deletion", k->step, t->node->name),
                      t->since, t->deadline);
         t = task_find(w->c, k->mirror_task);
-        if (t)
-            wait_add(w, arena_printf(w->mem, "copy of the checkpoint of step %" PRId64 " by %s", k->step, t->node->name),
-                     t->since, t->deadline);
+        if (!t)
+            continue;
+        wait_add(w, arena_printf(w->mem, "copy of the checkpoint of step %" PRId64 " by %s", k->step, t->node->name),
+                 t->since, 0);
+        wait_moves(w, t->bytes_done, t->bytes_total);
     }
 }
 
@@ -155,14 +189,15 @@ static void waits_of(struct waits *w, const struct job *job)
                               job->starting->nodes[job->starting->proving]->name),
                  job->starting->since, job->starting->since + CORE_SHARED_NS);
     else if (job->starting && job->starting->fetches)
-        wait_add(w, arena_printf(w->mem, "token files fetched by %d node%s", job->starting->fetching,
-                                 job->starting->fetching == 1 ? "" : "s"),
-                 job->starting->since, job->starting->since + CORE_FETCH_NS);
-    else if (job->starting && job->starting->candidate)
+        waits_of_fetches(w, job->starting);
+    else if (job->starting && job->starting->candidate) {
+        const struct task *t = task_find(w->c, job->starting->task);
         wait_add(w,
                  arena_printf(w->mem, "checkpoint of step %" PRId64 " verified by %s", job->starting->candidate->step,
                               job->starting->nodes[0]->name),
-                 job->starting->since, job->starting->since + CORE_VERIFY_NS);
+                 job->starting->since, t && t->bytes_total ? 0 : job->starting->since + CORE_VERIFY_NS);
+        wait_moves_of(w, job->starting->task);
+    }
     else if (job->starting)
         wait_add(w, arena_printf(w->mem, "checkpoint.init_from verified by %s", job->starting->nodes[0]->name),
                  job->starting->since, job->starting->since + CORE_VERIFY_NS);
@@ -357,7 +392,7 @@ static Boost__AttemptInfo *attempt_info(const struct job *job, struct attempt *a
     return x;
 }
 
-static Boost__CheckpointInfo *checkpoint_info(const struct checkpoint *k, struct arena *mem)
+static Boost__CheckpointInfo *checkpoint_info(struct core *c, const struct checkpoint *k, struct arena *mem)
 {
     Boost__CheckpointInfo *x = arena_alloc(mem, sizeof *x);
     if (!x)
@@ -379,16 +414,22 @@ static Boost__CheckpointInfo *checkpoint_info(const struct checkpoint *k, struct
     x->mirror_note = arena_strdup(mem, k->mirror_note ? k->mirror_note : "");
     x->has_mirror = k->mirror != BOOST__MIRROR_STATE__VALUE__NONE;
     x->mirror = k->mirror;
+    const struct task *copying = task_find(c, k->mirror_task);
+    x->has_mirror_done = x->has_mirror_total = copying && copying->bytes_total > 0;
+    x->mirror_done = x->has_mirror_done ? copying->bytes_done : 0;
+    x->mirror_total = x->has_mirror_total ? copying->bytes_total : 0;
+    x->has_mirror_retry_s = mirror_wanted(k) && !copying && k->mirror_due > now_mono(c);
+    x->mirror_retry_s = x->has_mirror_retry_s ? seconds(k->mirror_due - now_mono(c)) : 0;
     return x->path && x->note && x->mirror_note ? x : NULL;
 }
 
 /* The list of a job's checkpoints; false when out of memory. */
-static bool checkpoint_list(const struct job *job, struct arena *mem, Boost__CheckpointInfo ***out, size_t *n)
+static bool checkpoint_list(struct core *c, const struct job *job, struct arena *mem, Boost__CheckpointInfo ***out, size_t *n)
 {
     *out = arena_alloc(mem, (size_t)(job->n_checkpoints + 1) * sizeof **out);
     *n = 0;
     for (int i = 0; *out && i < job->n_checkpoints; i++) {
-        (*out)[i] = checkpoint_info(job->checkpoints[i], mem);
+        (*out)[i] = checkpoint_info(c, job->checkpoints[i], mem);
         if (!(*out)[i])
             return false;
         (*n)++;
@@ -409,7 +450,7 @@ Boost__ShowReply *core_show(struct core *c, const struct job *job, struct arena 
     s->spec = job->spec;
     s->resolved = job->resolved;
     s->attempts = arena_alloc(arena, (size_t)(job->n_attempts + 1) * sizeof *s->attempts);
-    if (!s->summary || !s->attempts || !checkpoint_list(job, arena, &s->checkpoints, &s->n_checkpoints))
+    if (!s->summary || !s->attempts || !checkpoint_list(c, job, arena, &s->checkpoints, &s->n_checkpoints))
         return NULL;
     for (int i = 0; i < job->n_attempts; i++) {
         s->attempts[i] = attempt_info(job, job->attempts[i], arena);
@@ -451,5 +492,5 @@ Boost__CheckpointsReply *core_checkpoints(struct core *c, const struct job *job,
     boost__checkpoints_reply__init(r);
     r->has_job = true;
     r->job = job->id;
-    return checkpoint_list(job, arena, &r->checkpoints, &r->n_checkpoints) ? r : NULL;
+    return checkpoint_list(c, job, arena, &r->checkpoints, &r->n_checkpoints) ? r : NULL;
 }

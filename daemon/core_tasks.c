@@ -28,6 +28,7 @@ uint64_t task_send(struct core *c, struct node *n, const struct job *job, uint32
         return 0;
     }
     t->since = now_mono(c);
+    t->limit = limit_ns;
     t->deadline = t->since + limit_ns;
     t->next = c->tasks;
     c->tasks = t;
@@ -96,6 +97,19 @@ void task_reply(struct core *c, struct node *n, const Boost__TaskReply *reply)
     if (reply->failure->hint)
         error_hint(&err, "%s", reply->failure->hint);
     task_end(c, t, (int)code, &err, reply);
+}
+
+void task_progress(struct core *c, struct node *n, const Boost__TaskProgress *m)
+{
+    struct task *t = task_find(c, m->id);
+    if (!t || t->node != n || m->done < 0 || m->total < 0)
+        return;
+    t->bytes_done = m->done;
+    t->bytes_total = m->total;
+    t->deadline = now_mono(c) + t->limit;
+    struct job *job = t->job ? core_job(c, t->job) : NULL;
+    if (job)
+        progress_changed(c, job);
 }
 
 void tasks_lost(struct core *c, struct node *n)

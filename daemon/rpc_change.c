@@ -407,8 +407,8 @@ void rpc_checkpoint(struct rpc_call *call, const Boost__CheckpointRequest *reque
 {
     struct error err;
     struct job *job = NULL;
-    if (!request->has_what || request->what < BOOST__CHECKPOINT_REQUEST__WHAT__VERIFY ||
-        request->what > BOOST__CHECKPOINT_REQUEST__WHAT__CONVERT) {
+    if (!request->has_what ||
+        !protobuf_c_enum_descriptor_get_value(&boost__checkpoint_request__what__descriptor, (int)request->what)) {
         error_set(&err, ERR_UNSUPPORTED, "boostd does not know what to do with a checkpoint (%d)", (int)request->what);
         call_fail(call, &err);
         return;

@@ -37,6 +37,27 @@ static void start_curl(void)
     global = curl_global_init(CURL_GLOBAL_DEFAULT);
 }
 
+void http_progress_total(struct http_progress *p, int64_t bytes)
+{
+    if (p)
+        atomic_store(&p->total, bytes);
+}
+
+void http_progress_passed(struct http_progress *p, int64_t bytes)
+{
+    if (!p)
+        return;
+    p->before += bytes;
+    atomic_store(&p->done, p->before);
+}
+
+void http_progress_at(const struct http *h, int64_t at)
+{
+    struct http_progress *p = h->options.progress;
+    if (p)
+        atomic_store(&p->done, p->before + at);
+}
+
 int http_tries(const struct http *h)
 {
     return h->options.tries > 0 ? h->options.tries : HTTP_TRIES;
@@ -67,6 +88,8 @@ static size_t give_body(char *to, size_t size, size_t n, void *arg)
     if (some)
         memcpy(to, (const char *)h->call->body + h->sent, some);
     h->sent += some;
+    if (h->call->counts)
+        http_progress_at(h, h->call->body_at + (int64_t)h->sent);
     return some;
 }
 
@@ -114,6 +137,7 @@ static size_t take(char *data, size_t size, size_t n, void *arg)
     else if (!h->rc)
         h->rc = fs_write_all(c->fd, data, len, &h->err);
     c->at += h->rc ? 0 : (int64_t)len;
+    http_progress_at(h, c->at);
     return h->rc ? 0 : len;
 }
 

@@ -11,12 +11,21 @@
 #include "proto/base/buffer.h"
 #include "proto/base/error.h"
 
+/* How far the files of some work have come: written by the thread that does it, read by any. */
+struct http_progress {
+    atomic_llong done, total; /* bytes; total 0: not known                  */
+    int64_t before;           /* of the files before this one; the thread's */
+};
+void http_progress_total(struct http_progress *p, int64_t bytes); /* `p` NULL: nobody looks; here and below */
+void http_progress_passed(struct http_progress *p, int64_t bytes); /* the file of so many bytes is where it belongs */
+
 struct http_options {
     const atomic_bool *stop; /* once true, a request ends soon with ERR_CANCELLED; NULL: never */
     int stall_ms;            /* without a byte either way: ERR_TIMEOUT */
     int connect_ms;
     const char *ca_file;     /* PEM; NULL or "": the system's */
     int tries;               /* of one request; 0: HTTP_TRIES */
+    struct http_progress *progress; /* NULL: nobody looks */
 };
 
 struct http_call {
@@ -26,6 +35,8 @@ struct http_call {
     size_t n_headers;
     const void *body;           /* of PUT and POST                        */
     size_t body_len;
+    bool counts;                /* the body is a piece of a file, */
+    int64_t body_at;            /* from this byte on              */
     bool redirects;             /* follows some, to http and https only   */
     /* What a reply of status 200 or 206 brings: into the file, else into `text`, as everything else. More than there
      * is room for is ERR_CORRUPT. */
@@ -52,6 +63,7 @@ void http_close(struct http *h);
  * ERR_INVALID: the URL is none, or its certificate is not trusted; ERR_IO, ERR_NOSPACE: of the file. Credentials in
  * headers are never part of a message. */
 MUST_USE int http_do(struct http *h, struct http_call *call, struct error *err);
+void http_progress_at(const struct http *h, int64_t at); /* so many bytes of the file are where they belong */
 int http_tries(const struct http *h);
 bool http_stopped(const struct http *h);
 /* Sleeps, unless it is stopped; false: it is. */

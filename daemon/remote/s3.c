@@ -264,7 +264,7 @@ int s3_head(struct s3 *s, const struct s3_url *at, struct s3_object *out, struct
 
 int s3_put(struct s3 *s, const struct s3_url *at, const void *data, size_t len, const char *crc32c, struct error *err)
 {
-    struct http_call call = {.method = "PUT", .fd = -1, .body = data, .body_len = len};
+    struct http_call call = {.method = "PUT", .fd = -1, .body = data, .body_len = len, .counts = true};
     return s3_request(s, at, NULL, 0, crc32c, &call, err);
 }
 

@@ -194,11 +194,14 @@ static int send_part(struct upload *u, int i, struct error *err)
     char number[16];
     int64_t len = size_of(u, i);
     int rc = read_part(u, i * u->part_bytes, len, err);
+    if (!rc && u->parts[i].bytes)
+        http_progress_at(u->s->http, i * u->part_bytes + len);
     if (rc || u->parts[i].bytes)
         return rc;
     snprintf(number, sizeof number, "%d", i + 1);
     struct sigv4_pair query[] = {{"partNumber", number}, {"uploadId", u->id}};
-    struct http_call call = {.method = "PUT", .fd = -1, .body = u->data, .body_len = (size_t)len};
+    struct http_call call = {.method = "PUT", .fd = -1, .body = u->data, .body_len = (size_t)len, .counts = true,
+                             .body_at = i * u->part_bytes};
     rc = s3_request(u->s, u->at, query, 2, NULL, &call, err);
     if (!rc && !*call.etag)
         rc = error_set(err, ERR_INVALID, "s3://%s/%s: the store gave no ETag for part %d", u->at->bucket, u->at->key,

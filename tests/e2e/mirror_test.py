@@ -5,7 +5,7 @@ import atexit, os, shutil, sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from harness import run, wait_until
+from harness import Cluster, run, wait_until
 from jobs import Shared, attempts, job_of, same_losses, twin_of, wait_event, wait_rank_step
 import s3server
 from s3server import keys_file
@@ -131,6 +131,11 @@ def test_agent_killed_in_the_middle_of_an_upload(c):
     def parts(n):
         return [r for r in store.requests[before:] if f"partNumber={n}&" in r]
     wait_until(lambda: parts(3), 20, "the third part is on its way")
+    k, = wait_until(lambda: [k for k in rows(c, job) if k.get("mirror_bytes_done")], 20, "how far it is shows")
+    assert 2 * PART <= k["mirror_bytes_done"] < k["mirror_bytes_total"] == k["bytes"], k
+    wait, = [x for x in c.json("show", job)["waits"] if x["name"].startswith("copy of the checkpoint")]
+    assert 2 * PART <= wait["bytes_done"] < wait["bytes_total"] == k["bytes"], wait
+    assert "PENDING" in c.ok("ckpt", "ls", job) and "% " in c.ok("ckpt", "ls", job)
     first = parts(1)[0]
     c.agents["n1"].kill9()
     with store.lock:
@@ -154,6 +159,32 @@ def test_wrong_keys_stop_no_job_and_are_said(c):
     for pid in c.processes():
         text += Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
     assert s3server.SECRET not in text and s3server.KEY not in text
+    k = wait_until(lambda: next((k for k in rows(c, job) if k.get("mirror_retry_s")), None), 20, "it waits for the next try")
+    assert "next try in" in c.ok("ckpt", "ls", job)
+    store.faults[:] = []  # the keys are mended
+    assert "1 checkpoint of job" in c.ok("ckpt", "mirror", job)
+    mirrored(c, job)
+    assert "is being copied" in c.ok("ckpt", "mirror", f"{job}@{k['step']}")
+    mirrored(c, job)
+    plain = c.submit(job_of(c, steps=3, every=0, name="plain"))
+    c.wait_state(plain, "COMPLETED")
+    r = c.ctl("ckpt", "mirror", plain)
+    assert r.rc == 5 and "has no checkpoint.mirror" in r.err, r
+
+
+def test_keys_of_the_environment_stay_with_the_agent():
+    with Cluster(cpu_slots=2, agents=0, agent_set={
+            "s3_endpoint": store.url, "s3_path_style": "true", "s3_credentials": base / "none.keys"}) as c:
+        c.env.update(AWS_ACCESS_KEY_ID=s3server.KEY, AWS_SECRET_ACCESS_KEY=s3server.SECRET)
+        c.start_agent("n1")
+        del c.env["AWS_ACCESS_KEY_ID"], c.env["AWS_SECRET_ACCESS_KEY"]
+        job = submit(c, "environment", every=5)
+        wait_rank_step(c, job, 1, 6)
+        mirrored(c, job)
+        others = [pid for pid in c.processes() if pid != c.agents["n1"].pid]
+        assert len(others) >= 4, others  # boostd, keeper, two ranks
+        for pid in others:
+            assert s3server.SECRET not in Path(f"/proc/{pid}/environ").read_text(errors="replace"), pid
 
 
 @shared

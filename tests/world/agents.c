@@ -350,11 +350,14 @@ static void on_task(struct world *w, struct fake_agent *a, const Boost__Task *t)
         snprintf(a->deleted, sizeof a->deleted, "%s", t->delete_checkpoint->dir);
         snprintf(a->deleted_copy, sizeof a->deleted_copy, "%s",
                  t->delete_checkpoint->mirror ? t->delete_checkpoint->mirror : "");
+        code = a->delete_code;
         break;
     case BOOST__TASK__BODY_MIRROR_CHECKPOINT:
         a->mirrors++;
         snprintf(a->mirrored, sizeof a->mirrored, "%s %s", t->mirror_checkpoint->dir, t->mirror_checkpoint->mirror);
         code = a->mirror_code;
+        if (a->silent_mirror)
+            return;
         break;
     case BOOST__TASK__BODY_READ_LOG:
         r.has_data = r.has_next_offset = r.has_finished = 1;

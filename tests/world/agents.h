@@ -52,7 +52,8 @@ struct fake_agent {
     int verify_code;    /* for the paths that contain verify_bad; */
     char verify_bad[64];
     int manifest_code;
-    int mirror_code;
+    int mirror_code, delete_code;
+    bool silent_mirror;     /* copies take for ever */
     int mirrors;            /* copies that were asked for; */
     char mirrored[512];     /* the newest: directory and where to */
     char deleted_copy[256]; /* with the newest deletion; "" = none */

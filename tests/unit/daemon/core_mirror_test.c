@@ -123,6 +123,139 @@ static void wrong_keys_are_given_up_and_said(void **state)
     end(r);
 }
 
+static char asked_text[512];
+static int asked_rc;
+
+static void on_asked(void *arg, int rc, const struct error *err, const struct core_ckpt *out)
+{
+    (void)arg;
+    asked_rc = rc;
+    snprintf(asked_text, sizeof asked_text, "%s", rc ? err->message : out->text);
+}
+
+static void ask_copy(struct run *r, int64_t step)
+{
+    Boost__CheckpointRequest q = BOOST__CHECKPOINT_REQUEST__INIT;
+    const struct core_user user = {.uid = job_of(r->w, r->id)->uid, .name = "u"};
+    q.has_what = true;
+    q.what = BOOST__CHECKPOINT_REQUEST__WHAT__MIRROR;
+    q.has_step = step >= 0;
+    q.step = step;
+    asked_rc = -1;
+    core_checkpoint(r->w->core, job_of(r->w, r->id), &q, &user, on_asked, NULL);
+    pump(r->w);
+}
+
+static void one_that_was_given_up_is_tried_now_and_then(void **state)
+{
+    (void)state;
+    struct run *r = begin(3);
+    r->a->mirror_code = ERR_REFUSED;
+    commit(r, 10);
+    advance(r->w, 60000);
+    assert_int_equal(r->a->mirrors, 3);
+    advance(r->w, 4 * 3600 * 1000);
+    assert_int_equal(ckpt(r->w, r->id, 10, 1)->mirror, MIRROR(FAILED));
+    assert_in_range(r->a->mirrors, 3 + 6, 3 + 8); /* 5, 10, 20, 40, 60, 60 ... minutes */
+    assert_int_equal(count_events(r->w, r->id, "checkpoint-not-mirrored"), 1);
+    r->a->mirror_code = ERR_OK;
+    advance(r->w, 3600 * 1000);
+    assert_int_equal(ckpt(r->w, r->id, 10, 1)->mirror, MIRROR(MIRRORED));
+    assert_string_equal(ckpt(r->w, r->id, 10, 1)->mirror_note, "");
+    end(r);
+}
+
+static void a_new_controller_or_agent_tries_at_once(void **state)
+{
+    (void)state;
+    struct run *r = begin(3);
+    r->a->mirror_code = ERR_REFUSED;
+    commit(r, 10);
+    advance(r->w, 60000);
+    controller_restart(r->w);
+    join_world(r->w, r->a);
+    pump(r->w);
+    assert_int_equal(r->a->mirrors, 4);
+    assert_int_equal(ckpt(r->w, r->id, 10, 1)->mirror, MIRROR(FAILED));
+    r->a->mirror_code = ERR_OK; /* its configuration was mended */
+    disconnect(r->w, r->a);
+    snprintf(r->a->instance, sizeof r->a->instance, "instance-n1-2");
+    join_world(r->w, r->a);
+    pump(r->w);
+    assert_int_equal(r->a->mirrors, 5);
+    assert_int_equal(ckpt(r->w, r->id, 10, 1)->mirror, MIRROR(MIRRORED));
+    end(r);
+}
+
+static void a_user_has_it_tried_at_once(void **state)
+{
+    (void)state;
+    struct run *r = begin(3);
+    r->a->mirror_code = ERR_REFUSED;
+    commit(r, 10);
+    advance(r->w, 60000);
+    r->a->mirror_code = ERR_OK;
+    ask_copy(r, -1);
+    assert_int_equal(asked_rc, ERR_OK);
+    assert_says(asked_text, "1 checkpoint of job");
+    assert_int_equal(ckpt(r->w, r->id, 10, 1)->mirror, MIRROR(MIRRORED));
+    ask_copy(r, -1);
+    assert_says(asked_text, "no checkpoint without a copy");
+    assert_int_equal(r->a->mirrors, 4);
+    ask_copy(r, 10); /* by name: compared, and made where it is gone */
+    assert_int_equal(r->a->mirrors, 5);
+    assert_int_equal(ckpt(r->w, r->id, 10, 1)->mirror, MIRROR(MIRRORED));
+    end(r);
+}
+
+static void how_far_it_is_shows(void **state)
+{
+    (void)state;
+    struct run *r = begin(3);
+    r->a->silent_mirror = true;
+    commit(r, 10);
+    struct checkpoint *k = ckpt(r->w, r->id, 10, 1);
+    assert_true(k->mirror_task != 0);
+    Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
+    Boost__TaskProgress p = BOOST__TASK_PROGRESS__INIT;
+    m.body_case = BOOST__AGENT_MESSAGE__BODY_TASK_PROGRESS;
+    m.task_progress = &p;
+    p.has_id = p.has_done = p.has_total = true;
+    p.id = k->mirror_task;
+    p.done = 300;
+    p.total = 1000;
+    say(r->w, r->a->name, &m);
+    pump(r->w);
+    struct arena mem;
+    arena_init(&mem, 1 << 20);
+    Boost__ShowReply *show = core_show(r->w->core, job_of(r->w, r->id), &mem);
+    assert_int_equal(show->checkpoints[0]->mirror_done, 300);
+    assert_int_equal(show->checkpoints[0]->mirror_total, 1000);
+    Boost__WaitInfo *wait = show->waits[show->n_waits - 1];
+    assert_says(wait->name, "copy of the checkpoint of step 10");
+    assert_true(wait->bytes_done == 300 && wait->bytes_total == 1000);
+    arena_free(&mem);
+    end(r);
+}
+
+static void an_outage_leaves_no_copy_behind(void **state)
+{
+    (void)state;
+    struct run *r = begin(1);
+    commit(r, 10);
+    r->a->delete_code = ERR_UNREACHABLE;
+    commit(r, 20);
+    advance(r->w, 3600 * 1000);
+    assert_int_equal(ckpt(r->w, r->id, 10, 1)->state, BOOST__CHECKPOINT_STATE__VALUE__DELETING);
+    assert_says(ckpt(r->w, r->id, 10, 1)->mirror_note, "not deleted yet");
+    assert_in_range(r->a->deletes, 6, 12);
+    r->a->delete_code = ERR_OK;
+    advance(r->w, 3600 * 1000);
+    assert_int_equal(ckpt(r->w, r->id, 10, 1)->state, BOOST__CHECKPOINT_STATE__VALUE__DELETED);
+    assert_string_equal(ckpt(r->w, r->id, 10, 1)->mirror_note, "");
+    end(r);
+}
+
 static void an_agent_that_goes_is_no_failure(void **state)
 {
     (void)state;
@@ -146,6 +279,11 @@ int main(void)
         cmocka_unit_test(the_newest_goes_first),
         cmocka_unit_test(wrong_keys_are_given_up_and_said),
         cmocka_unit_test(an_agent_that_goes_is_no_failure),
+        cmocka_unit_test(one_that_was_given_up_is_tried_now_and_then),
+        cmocka_unit_test(a_new_controller_or_agent_tries_at_once),
+        cmocka_unit_test(a_user_has_it_tried_at_once),
+        cmocka_unit_test(how_far_it_is_shows),
+        cmocka_unit_test(an_outage_leaves_no_copy_behind),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
