@@ -17,6 +17,7 @@ from pathlib import Path
 
 sys.dont_write_bytecode = True
 import gpu_tables
+import paper_tables
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -411,7 +412,8 @@ def main():
     p.add_argument("names", nargs="*")
     args = p.parse_args()
     if args.table:
-        print(gpu_tables.render([Path(f) for f in args.names] or sorted((HERE / "results").glob("*.jsonl"))), end="")
+        files = [Path(f) for f in args.names] or sorted((HERE / "results").glob("*.jsonl"))
+        print(gpu_tables.render(files, paper_tables.PARTS, paper_tables.SHOWN), end="")
         return 0
     build = Path(args.build).resolve()
     args.out = Path(args.out).resolve() if args.out else build / "gpu-bench.jsonl"

@@ -155,7 +155,8 @@ def hfus(rows):
                   for r in starting(rows, "hfu_")])
 
 
-def render(files):
+def render(files, more_parts=(), more_shown=()):
+    """more: tables of other lines, and what the names of these start with."""
     rows = read(files)
     if not rows:
         return "No lines.\n"
@@ -165,10 +166,10 @@ def render(files):
            "the latest line of each name. Figures are sustained; a ratio is ours over the peer's of the same run.", ""]
     out += [f"- {date}, commit {commit}: {device}, driver {driver}, cuBLASLt {lt}, cuDNN {dnn}"
             for date, commit, device, driver, lt, dnn in about] + [""]
-    for part in (steps, profiles, floors, ranks, fits, recompute, kernels, gemms, attentions, hfus):
+    for part in (steps, profiles, floors, ranks, fits, recompute, kernels, gemms, attentions, hfus, *more_parts):
         out += part(rows)
     shown = ("step_", "idle_pct_", "floor_", "rank_", "fit_", "recompute_", "kernel_", "gemm_", "attention_", "hfu_")
     out += table("Others", None, ["", "value", "unit", "peer", "ratio"],
                  [(n, r["value"], r["unit"], r["peer_value"], r["ratio"]) for n, r in sorted(rows.items())
-                  if not n.startswith(shown)])
+                  if not n.startswith((*shown, *more_shown))])
     return "\n".join(out)
