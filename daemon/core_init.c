@@ -127,7 +127,8 @@ int init_resolve(struct core *c, Boost__JobSpec *resolved, struct error *err)
             *--end = '\0';
         if (!init_parse(path, &step, &attempt)) {
             error_set(err, ERR_INVALID, "%.300s is not a checkpoint directory (step-<n>.a<k>)", path);
-            rc = error_hint(err, "boostctl ckpt ls JOB shows the directories of a job's checkpoints");
+            rc = error_hint(err, "boostctl ckpt ls JOB shows the directories of a job's checkpoints; a Hugging Face "
+                                 "directory is made one by boostctl ckpt import");
         }
     }
     if (!rc && init_step(resolved) >= resolved->run->steps) {

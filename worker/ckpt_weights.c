@@ -103,6 +103,23 @@ static struct weights_factor *factor_of(struct weights *w, int64_t of, struct er
     return f;
 }
 
+/* Rows of a transposed B of key or value, widened from kv_heads to heads. */
+static int repeated_rows(struct weights *w, const struct tensor_item *item, int64_t row0, int64_t nrows, float *out,
+                         struct error *err)
+{
+    const struct plan *p = &w->dir->plan;
+    int64_t narrow = p->hk * p->e, shared = p->h / p->hk;
+    float *rows = malloc((size_t)(nrows * narrow) * sizeof *rows);
+    int rc = rows ? ckpt_dir_columns(w->dir, item->source[0], row0, nrows, rows, err)
+                  : error_set(err, ERR_NOMEM, "out of memory");
+    for (int64_t i = 0; i < nrows && !rc; i++)
+        for (int64_t head = 0; head < p->h; head++)
+            memcpy(out + i * item->cols + head * p->e, rows + i * narrow + head / shared * p->e,
+                   (size_t)p->e * sizeof *out);
+    free(rows);
+    return rc;
+}
+
 int weights_rows(void *arg, const struct tensor_item *item, int64_t row0, int64_t nrows, float *out, struct error *err)
 {
     struct weights *w = arg;
@@ -111,6 +128,8 @@ int weights_rows(void *arg, const struct tensor_item *item, int64_t row0, int64_
         return ckpt_dir_rows(w->dir, item->source[0], row0, nrows, out, err);
     case WEIGHTS_TRANSPOSE:
         return ckpt_dir_columns(w->dir, item->source[0], row0, nrows, out, err);
+    case WEIGHTS_REPEAT:
+        return repeated_rows(w, item, row0, nrows, out, err);
     case WEIGHTS_MERGE:
         return merged_rows(w, item, row0, nrows, out, err);
     case WEIGHTS_DOWN:

@@ -11,6 +11,7 @@
 enum weights_how {
     WEIGHTS_COPY,      /* source[0] */
     WEIGHTS_TRANSPOSE, /* source[0], transposed */
+    WEIGHTS_REPEAT,    /* the same, with the columns of each key-value head once for every query head that reads it */
     WEIGHTS_MERGE,     /* the product B A of source[0] (B) and source[1] (A) */
     WEIGHTS_DOWN,      /* A of the truncated source[0] */
     WEIGHTS_UP,        /* B of it; asked for behind its A */
@@ -38,14 +39,14 @@ int weights_rows(void *arg, const struct tensor_item *item, int64_t row0, int64_
 
 /* ---- Hugging Face's layout (hf_export.c, hf_import.c) ---- */
 
-/* "model.layers.3.self_attn.q_proj" of layer 3's q; of a tensor without projection the whole name. */
-void hf_name(const struct plan_tensor *t, char *out, size_t cap);
 /* Writes the directory `to` (not there, or empty): model-*.safetensors with index, config.json. FULL_RANK and SVD become
- * a LlamaForCausalLM, SVD with its pairs multiplied; COLA has the tensors of the public CoLA code (cola_a [in, rank],
- * cola_b [rank, out]). ERR_UNSUPPORTED: LAX. dtype: F32 or BF16. max_file: bytes of a file's data, more for one tensor.
- */
+ * a LlamaForCausalLM, SVD with its pairs multiplied; COLA a ColaForCausalLM of the public CoLA code (hf.h), which has no
+ * grouped key-value heads: those are written once for each query head. ERR_UNSUPPORTED: LAX. dtype: F32 or BF16.
+ * max_file: bytes of a file's data, more only for one tensor that is larger. */
 MUST_USE int hf_export(const char *from, const char *to, enum dtype dtype, int64_t max_file, struct error *err);
-/* The other way: a checkpoint of weights alone, <to>/step-0.a1; its path into out. */
+/* The other way, from F32, F16, BF16 or F64: a checkpoint of weights alone, <to>/step-0.a1; its path into out. Each
+ * tensor of the directory has to be one of the model, and each of the model there; but a head beside tied embeddings
+ * may be, if it is the same, and so may the rotary frequencies that older files hold. */
 MUST_USE int hf_import(const char *from, const char *to, char *out, size_t cap, struct error *err);
 
 /* ---- our own (ckpt_convert.c) ---- */

@@ -8,27 +8,7 @@
 
 #include "proto/base/fs.h"
 #include "worker/ckpt_weights.h"
-
-static const char *const modules[PROJ_COUNT] = {
-    [PROJ_Q] = "self_attn.q_proj",   [PROJ_K] = "self_attn.k_proj", [PROJ_V] = "self_attn.v_proj",
-    [PROJ_O] = "self_attn.o_proj",   [PROJ_GATE] = "mlp.gate_proj", [PROJ_UP] = "mlp.up_proj",
-    [PROJ_DOWN] = "mlp.down_proj",
-};
-
-void hf_name(const struct plan_tensor *t, char *out, size_t cap)
-{
-    if (t->role == ROLE_EMBEDDING)
-        snprintf(out, cap, "model.embed_tokens.weight");
-    else if (t->role == ROLE_HEAD)
-        snprintf(out, cap, "lm_head.weight");
-    else if (t->role == ROLE_GAIN && t->layer < 0)
-        snprintf(out, cap, "model.norm.weight");
-    else if (t->role == ROLE_GAIN)
-        snprintf(out, cap, "model.layers.%d.%s.weight", t->layer,
-                 t->projection == PROJ_Q ? "input_layernorm" : "post_attention_layernorm");
-    else
-        snprintf(out, cap, "model.layers.%d.%s", t->layer, modules[t->projection]);
-}
+#include "worker/hf.h"
 
 /* ---- what there is to write ---- */
 
@@ -45,10 +25,8 @@ static int64_t partner(const struct plan *p, const struct plan_tensor *b)
 static bool item_of(const struct plan *p, int64_t i, struct tensor_item *out)
 {
     struct plan_tensor t;
-    char name[TENSOR_NAME - 16];
     bool cola = p->factorization == BOOST__FACTORIZATION__VALUE__COLA;
     plan_tensor_at(p, 0, i, &t);
-    hf_name(&t, name, sizeof name);
     *out = (struct tensor_item){.dims = 2, .rows = t.rows, .cols = t.cols, .source = {i, -1}, .how = WEIGHTS_COPY};
     if (t.role == ROLE_GAIN)
         out->dims = 1;
@@ -58,16 +36,17 @@ static bool item_of(const struct plan *p, int64_t i, struct tensor_item *out)
         out->source[1] = partner(p, &t);
         out->cols = plan_in_width(p, (enum plan_projection)t.projection);
         out->how = WEIGHTS_MERGE;
+        t.role = ROLE_DENSE;
+    } else if (t.role == ROLE_UP && (t.projection == PROJ_K || t.projection == PROJ_V)) {
+        out->rows = t.cols;
+        out->cols = p->h * p->e;
+        out->how = WEIGHTS_REPEAT;
     } else if (t.role == ROLE_DOWN || t.role == ROLE_UP) {
         out->rows = t.cols;
         out->cols = t.rows;
         out->how = WEIGHTS_TRANSPOSE;
     }
-    const char *suffix = t.layer < 0 || t.role == ROLE_GAIN ? ""
-                         : !cola                            ? ".weight"
-                         : t.role == ROLE_DOWN              ? ".cola_a"
-                                                            : ".cola_b";
-    snprintf(out->name, sizeof out->name, "%s%s", name, suffix);
+    hf_name(&t, out->name, sizeof out->name);
     return true;
 }
 
@@ -83,30 +62,7 @@ static int list_items(const struct plan *p, struct tensor_item **items, size_t *
     return ERR_OK;
 }
 
-/* ---- config.json ---- */
-
-static json_t *config_json(const struct plan *p, enum dtype dtype)
-{
-    bool cola = p->factorization == BOOST__FACTORIZATION__VALUE__COLA;
-    const char *type = dtype == DTYPE_BF16 ? "bfloat16" : "float32";
-    json_t *c = json_pack(
-        "{s:[s], s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:{s:s, s:f}, s:b, s:s, s:b, s:b, s:f, s:b, s:s, "
-        "s:s}",
-        "architectures", cola ? "ColaForCausalLM" : "LlamaForCausalLM", "model_type", cola ? "cola" : "llama",
-        "hidden_size", (json_int_t)p->d, "intermediate_size", (json_int_t)p->f, "num_hidden_layers", (json_int_t)p->L,
-        "num_attention_heads", (json_int_t)p->h, "num_key_value_heads", (json_int_t)p->hk, "head_dim", (json_int_t)p->e,
-        "vocab_size", (json_int_t)p->V, "max_position_embeddings", (json_int_t)p->s, "rms_norm_eps", p->norm_eps,
-        "rope_theta", p->rope_theta, "rope_parameters", "rope_type", "default", "rope_theta", p->rope_theta,
-        "tie_word_embeddings", p->tied, "hidden_act", p->mlp_silu ? "silu" : "linear", "attention_bias", 0, "mlp_bias",
-        0, "initializer_range", 0.02, "use_cache", 1, "dtype", type, "torch_dtype", type);
-    if (c && cola) {
-        json_object_set_new(c, "attn_rank", json_integer(p->r));
-        json_object_set_new(c, "mlp_rank", json_integer(p->r));
-        json_object_set_new(c, "lr_act", json_true());
-        json_object_set_new(c, "lr_act_type", json_string("silu"));
-    }
-    return c;
-}
+/* ---- files ---- */
 
 static int write_json(const char *dir, const char *file, json_t *value, struct error *err)
 {
@@ -119,8 +75,6 @@ static int write_json(const char *dir, const char *file, json_t *value, struct e
     json_decref(value);
     return rc;
 }
-
-/* ---- files ---- */
 
 static int64_t item_bytes(const struct tensor_item *t, enum dtype dtype)
 {
@@ -200,7 +154,7 @@ int hf_export(const char *from, const char *to, enum dtype dtype, int64_t max_fi
     if (!rc)
         rc = write_files(&w, out.temp, items, n, dtype, max_file, err);
     if (!rc)
-        rc = write_json(out.temp, "config.json", config_json(&d.plan, dtype), err);
+        rc = write_json(out.temp, "config.json", hf_config_write(&d.plan, dtype), err);
     if (begun)
         rc = new_dir_end(&out, rc, err);
     free(items);

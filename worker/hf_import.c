@@ -8,10 +8,12 @@
 #include <string.h>
 
 #include "proto/base/bf16.h"
+#include "proto/base/f16.h"
 #include "proto/base/fs.h"
 #include "worker/ckpt_weights.h"
+#include "worker/hf.h"
 
-enum { JSON_MAX = 64 << 20, FILES_MAX = 4096, SEQ_DEFAULT = 2048 };
+enum { JSON_MAX = 64 << 20, FILES_MAX = 4096, COMPARED_AT_ONCE = 1 << 16 };
 
 struct source {
     const char *dir;
@@ -54,6 +56,13 @@ static int open_file(struct source *s, const char *name, struct safetensors_file
     if (s->n == FILES_MAX)
         return error_set(err, ERR_UNSUPPORTED, "%s has more than %d files", s->dir, FILES_MAX);
     rc = safetensors_open(&s->files[s->n], path, err);
+    if (rc == ERR_CORRUPT)
+        error_hint(err, "the file is cut or damaged, or no safetensors file: copy it again");
+    else if (rc == ERR_NOT_FOUND && s->map)
+        error_hint(err, "model.safetensors.index.json names it: copy all files of the directory");
+    else if (rc == ERR_NOT_FOUND)
+        error_hint(err, "weights are read from model.safetensors, or the files of its index; others "
+                        "(pytorch_model.bin) have to be saved again as safetensors");
     if (!rc)
         *out = &s->files[s->n++];
     return rc;
@@ -64,10 +73,28 @@ static int find_tensor(struct source *s, const char *name, struct safetensors_fi
 {
     const char *file = s->map ? json_string_value(json_object_get(s->map, name)) : "model.safetensors";
     if (!file)
-        return error_set(err, ERR_NOT_FOUND, "%s has no tensor %s", s->dir, name);
+        return error_set(err, ERR_NOT_FOUND, "%s/model.safetensors.index.json has no tensor %s", s->dir, name);
     int rc = open_file(s, file, f, err);
     if (!rc && !(*e = safetensors_find(*f, name)))
         rc = error_set(err, ERR_NOT_FOUND, "%s has no tensor %s", (*f)->path, name);
+    return rc;
+}
+
+/* All files that there are. */
+static int open_files(struct source *s, struct error *err)
+{
+    struct safetensors_file *f;
+    const char *tensor;
+    json_t *file;
+    int rc = s->map ? ERR_OK : open_file(s, "model.safetensors", &f, err);
+    json_object_foreach(s->map, tensor, file)
+    {
+        if (!rc && !json_is_string(file))
+            rc = error_set(err, ERR_CORRUPT, "%s/model.safetensors.index.json: no file is named for %s", s->dir,
+                           tensor);
+        if (!rc)
+            rc = open_file(s, json_string_value(file), &f, err);
+    }
     return rc;
 }
 
@@ -87,6 +114,8 @@ static int read_elements(const struct safetensors_file *f, const struct safetens
     for (int64_t i = 0; i < count && !rc; i++) {
         if (e->dtype == DTYPE_F64)
             out[i] = (float)((const double *)raw)[i];
+        else if (e->dtype == DTYPE_F16)
+            out[i] = from_f16(((const uint16_t *)raw)[i]);
         else
             out[i] = from_bf16(((const uint16_t *)raw)[i]);
     }
@@ -94,26 +123,25 @@ static int read_elements(const struct safetensors_file *f, const struct safetens
     return rc;
 }
 
-/* What it is called there. */
-static void name_there(const struct source *s, const struct plan_tensor *t, char *out, size_t cap)
+static void shape_text(const struct safetensors_entry *e, char *out, size_t cap)
 {
-    hf_name(t, out, cap);
-    size_t used = strlen(out);
-    const char *suffix = t->layer < 0 || t->role == ROLE_GAIN ? ""
-                         : !s->cola                           ? ".weight"
-                         : t->role == ROLE_DOWN               ? ".cola_a"
-                                                              : ".cola_b";
-    snprintf(out + used, cap - used, "%s", suffix);
+    size_t used = (size_t)snprintf(out, cap, "[");
+    for (int i = 0; i < e->dims && used < cap; i++)
+        used += (size_t)snprintf(out + used, cap - used, "%s%" PRId64, i ? ", " : "", e->shape[i]);
+    if (used < cap)
+        snprintf(out + used, cap - used, "]");
 }
 
 static int find_source(struct source *s, const struct tensor_item *item, struct safetensors_file **f,
                        const struct safetensors_entry **e, struct error *err)
 {
     struct plan_tensor t;
-    char name[TENSOR_NAME];
+    char name[TENSOR_NAME], has[128], wanted[64];
     plan_tensor_at(&s->plan, 0, item->source[0], &t);
-    name_there(s, &t, name, sizeof name);
+    hf_name(&t, name, sizeof name);
     int rc = find_tensor(s, name, f, e, err);
+    if (rc == ERR_NOT_FOUND && t.role == ROLE_HEAD && !err->hint[0])
+        error_hint(err, "where it is the embedding's table, config.json has tie_word_embeddings: true");
     if (rc)
         return rc;
     bool gain = t.role == ROLE_GAIN;
@@ -121,9 +149,15 @@ static int find_source(struct source *s, const struct tensor_item *item, struct 
     int64_t cols = item->how == WEIGHTS_TRANSPOSE ? t.rows : t.cols;
     bool fits = gain ? (*e)->dims == 1 && (*e)->shape[0] == t.cols
                      : (*e)->dims == 2 && (*e)->shape[0] == rows && (*e)->shape[1] == cols;
-    if (!fits)
-        return error_set(err, ERR_INVALID, "%s: %s is not of shape [%" PRId64 ", %" PRId64 "], which config.json asks for",
-                         (*f)->path, name, rows, cols);
+    if (!fits) {
+        shape_text(*e, has, sizeof has);
+        if (gain)
+            snprintf(wanted, sizeof wanted, "[%" PRId64 "]", t.cols);
+        else
+            snprintf(wanted, sizeof wanted, "[%" PRId64 ", %" PRId64 "]", rows, cols);
+        return error_set(err, ERR_INVALID, "%s: %s is of shape %s, by config.json it is %s", (*f)->path, name, has,
+                         wanted);
+    }
     if ((*e)->dtype == DTYPE_I32)
         return error_set(err, ERR_UNSUPPORTED, "%s: %s is I32", (*f)->path, name);
     return ERR_OK;
@@ -151,85 +185,87 @@ static int rows_there(void *arg, const struct tensor_item *item, int64_t row0, i
     return rc;
 }
 
-/* ---- config.json ---- */
+/* ---- what is there besides ---- */
 
-static int number(const json_t *config, const char *key, int64_t *out, struct error *err)
+/* A head that was saved beside tied embeddings: the same numbers, or config.json is wrong. */
+static int check_tied_head(struct source *s, const struct safetensors_file *f, const struct safetensors_entry *e,
+                           struct error *err)
 {
-    const json_t *v = json_object_get(config, key);
-    *out = json_integer_value(v);
-    if (json_is_integer(v) && *out > 0 && *out <= INT32_MAX)
-        return ERR_OK;
-    return error_set(err, ERR_INVALID, "config.json has no %s that is a number from 1", key);
-}
-
-/* What a model may have there and has not here. */
-static int check_config(const struct source *s, struct error *err)
-{
-    const char *act = json_string_value(json_object_get(s->config, "hidden_act"));
-    const json_t *scaling = json_object_get(s->config, "rope_scaling");
-    const json_t *rope = json_object_get(s->config, "rope_parameters");
-    const char *type = json_string_value(json_object_get(rope, "rope_type"));
-    if (act && strcmp(act, "silu") != 0 && strcmp(act, "linear") != 0)
-        return error_set(err, ERR_UNSUPPORTED, "config.json: hidden_act is %s, models here have silu", act);
-    if ((scaling && !json_is_null(scaling)) || (type && strcmp(type, "default") != 0))
-        return error_set(err, ERR_UNSUPPORTED, "config.json: rotary positions are scaled, which models here do not have");
-    if (json_is_true(json_object_get(s->config, "attention_bias")) ||
-        json_is_true(json_object_get(s->config, "mlp_bias")))
-        return error_set(err, ERR_UNSUPPORTED, "config.json: layers have biases, which models here do not have");
-    return ERR_OK;
-}
-
-static double real(const json_t *config, const char *key, double otherwise)
-{
-    const json_t *v = json_object_get(config, key);
-    return json_is_number(v) ? json_number_value(v) : otherwise;
-}
-
-static int model_of(const struct source *s, Boost__Model *m, int64_t *seq_len, struct error *err)
-{
-    const json_t *c = s->config;
-    int64_t d, f, layers, heads, kv, vocab;
-    int rc = check_config(s, err);
-    rc = rc ? rc : number(c, "hidden_size", &d, err);
-    rc = rc ? rc : number(c, "intermediate_size", &f, err);
-    rc = rc ? rc : number(c, "num_hidden_layers", &layers, err);
-    rc = rc ? rc : number(c, "num_attention_heads", &heads, err);
-    rc = rc ? rc : number(c, "vocab_size", &vocab, err);
+    static const char table[] = "model.embed_tokens.weight";
+    struct safetensors_file *g;
+    const struct safetensors_entry *t;
+    int rc = find_tensor(s, table, &g, &t, err);
     if (rc)
         return rc;
-    if (number(c, "num_key_value_heads", &kv, NULL))
-        kv = heads;
-    if (number(c, "max_position_embeddings", seq_len, NULL) || *seq_len > 1 << 20)
-        *seq_len = SEQ_DEFAULT;
-    int64_t head_dim;
-    if (!number(c, "head_dim", &head_dim, NULL) && head_dim * heads != d)
-        return error_set(err, ERR_UNSUPPORTED, "config.json: head_dim times num_attention_heads is not hidden_size");
-    m->has_factorization = m->has_hidden = m->has_layers = m->has_heads = m->has_kv_heads = m->has_intermediate = true;
-    m->has_vocab = m->has_rope_theta = m->has_norm_eps = m->has_tie_embeddings = m->has_mlp_activation = true;
-    m->factorization = s->cola ? BOOST__FACTORIZATION__VALUE__COLA : BOOST__FACTORIZATION__VALUE__FULL_RANK;
-    m->hidden = (int32_t)d;
-    m->intermediate = (int32_t)f;
-    m->layers = (int32_t)layers;
-    m->heads = (int32_t)heads;
-    m->kv_heads = (int32_t)kv;
-    m->vocab = (int32_t)vocab;
-    m->norm_eps = real(c, "rms_norm_eps", 1e-6);
-    m->rope_theta = real(json_object_get(c, "rope_parameters"), "rope_theta", real(c, "rope_theta", 10000));
-    m->tie_embeddings = json_is_true(json_object_get(c, "tie_word_embeddings"));
-    const char *act = json_string_value(json_object_get(c, "hidden_act"));
-    m->mlp_activation = act && !strcmp(act, "linear") ? BOOST__SWITCH__VALUE__OFF : BOOST__SWITCH__VALUE__ON;
-    return ERR_OK;
+    bool same = e->dims == 2 && e->shape[0] == t->shape[0] && e->shape[1] == t->shape[1] && e->dtype != DTYPE_I32;
+    float *a = malloc(COMPARED_AT_ONCE * sizeof *a), *b = malloc(COMPARED_AT_ONCE * sizeof *b);
+    rc = a && b ? ERR_OK : error_set(err, ERR_NOMEM, "out of memory");
+    for (int64_t at = 0, all = t->shape[0] * t->shape[1]; at < all && same && !rc; at += COMPARED_AT_ONCE) {
+        int64_t n = all - at < COMPARED_AT_ONCE ? all - at : COMPARED_AT_ONCE;
+        rc = read_elements(f, e, at, n, a, err);
+        if (!rc)
+            rc = read_elements(g, t, at, n, b, err);
+        same = rc || !memcmp(a, b, (size_t)n * sizeof *a);
+    }
+    free(a);
+    free(b);
+    if (rc || same)
+        return rc;
+    error_set(err, ERR_INVALID, "%s: %s is not %s, though config.json has tie_word_embeddings: true", f->path, e->name,
+              table);
+    return error_hint(err, "set tie_word_embeddings to false where the model has a head of its own");
 }
+
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(a, b);
+}
+
+/* Nothing is left behind: every tensor of the files is one of the model. */
+static int check_rest(struct source *s, struct error *err)
+{
+    static const char rotary[] = ".rotary_emb.inv_freq";
+    int64_t n = plan_tensor_count(&s->plan);
+    char(*names)[TENSOR_NAME] = calloc((size_t)n, sizeof *names);
+    int rc = names ? ERR_OK : error_set(err, ERR_NOMEM, "no memory for the names of %" PRId64 " tensors", n);
+    for (int64_t i = 0; i < n && !rc; i++) {
+        struct plan_tensor t;
+        plan_tensor_at(&s->plan, 0, i, &t);
+        hf_name(&t, names[i], sizeof names[i]);
+    }
+    if (!rc)
+        qsort(names, (size_t)n, sizeof *names, by_text);
+    for (size_t k = 0; k < s->n && !rc; k++)
+        for (size_t i = 0; i < s->files[k].n && !rc; i++) {
+            const struct safetensors_entry *e = &s->files[k].entries[i];
+            size_t len = strlen(e->name), tail = sizeof rotary - 1;
+            if (bsearch(e->name, names, (size_t)n, sizeof *names, by_text) ||
+                (len > tail && !strcmp(e->name + len - tail, rotary)))
+                continue;
+            if (s->plan.tied && !strcmp(e->name, "lm_head.weight")) {
+                rc = check_tied_head(s, &s->files[k], e, err);
+                continue;
+            }
+            error_set(err, ERR_INVALID, "%s holds a tensor %.200s, which the model of config.json does not have",
+                      s->files[k].path, e->name);
+            bool bias = len > 5 && !strcmp(e->name + len - 5, ".bias");
+            rc = error_hint(err, bias ? "layers here have no biases" : "config.json has to be that of the weights");
+        }
+    free(names);
+    return rc;
+}
+
+/* ---- the whole ---- */
 
 /* The width of the pairs, which is one for all here. */
 static int rank_of(struct source *s, Boost__Model *m, struct error *err)
 {
     struct safetensors_file *f;
     const struct safetensors_entry *e;
-    int rc = s->cola ? find_tensor(s, "model.layers.0.self_attn.q_proj.cola_a", &f, &e, err) : ERR_OK;
-    if (rc || !s->cola)
+    int rc = find_tensor(s, "model.layers.0.self_attn.q_proj.cola_a", &f, &e, err);
+    if (rc || m->has_rank)
         return rc;
-    if (e->dims != 2)
+    if (e->dims != 2 || e->shape[1] < 1 || e->shape[1] > INT32_MAX)
         return error_set(err, ERR_INVALID, "%s: %s is no matrix", f->path, e->name);
     m->has_rank = true;
     m->rank = (int32_t)e->shape[1];
@@ -243,21 +279,20 @@ static int open_source(struct source *s, struct error *err)
     int rc = s->files ? load_json(s->dir, "config.json", &s->config, err) : error_set(err, ERR_NOMEM, "out of memory");
     if (rc)
         return rc;
-    const char *type = json_string_value(json_object_get(s->config, "model_type"));
-    s->cola = type && !strcmp(type, "cola");
-    if (!type || (!s->cola && strcmp(type, "llama") != 0)) {
-        error_set(err, ERR_UNSUPPORTED, "%s/config.json: model_type is %s", s->dir, type ? type : "missing");
-        return error_hint(err, "llama (FULL_RANK) and cola (COLA) can be imported");
-    }
     struct error why;
     rc = load_json(s->dir, "model.safetensors.index.json", &index, &why);
     if (rc && rc != ERR_NOT_FOUND) {
         *err = why;
         return rc;
     }
-    s->map = index ? json_incref(json_object_get(index, "weight_map")) : NULL;
+    json_t *map = json_object_get(index, "weight_map");
+    if (index && !json_object_size(map))
+        rc = error_set(err, ERR_CORRUPT, "%s/model.safetensors.index.json has no weight_map", s->dir);
+    else
+        rc = ERR_OK;
+    s->map = json_incref(map);
     json_decref(index);
-    return ERR_OK;
+    return rc;
 }
 
 int hf_import(const char *from, const char *to, char *out, size_t cap, struct error *err)
@@ -267,11 +302,14 @@ int hf_import(const char *from, const char *to, char *out, size_t cap, struct er
     Boost__JobSpec *spec = NULL;
     struct tensor_item *items = NULL;
     size_t n = 0;
-    int64_t seq_len = SEQ_DEFAULT;
+    int64_t seq_len;
     int rc = open_source(&s, err);
     if (!rc)
-        rc = model_of(&s, &model, &seq_len, err);
+        rc = hf_config_read(s.config, &model, &seq_len, err);
+    s.cola = model.factorization == BOOST__FACTORIZATION__VALUE__COLA;
     if (!rc)
+        rc = open_files(&s, err);
+    if (!rc && s.cola)
         rc = rank_of(&s, &model, err);
     if (!rc)
         rc = weights_spec(&model, seq_len, &spec, err);
@@ -288,6 +326,8 @@ int hf_import(const char *from, const char *to, char *out, size_t cap, struct er
         items[i].how = s.cola && (t.role == ROLE_DOWN || t.role == ROLE_UP) ? WEIGHTS_TRANSPOSE : WEIGHTS_COPY;
         rc = find_source(&s, &items[i], &f, &e, err);
     }
+    if (!rc)
+        rc = check_rest(&s, err);
     if (!rc)
         rc = ckpt_write_weights(to, 0, spec, items, n, rows_there, &s, out, cap, err);
     if (spec)

@@ -121,7 +121,7 @@ int safetensors_read_at(int fd, const char *path, uint64_t offset, uint64_t byte
 
 static bool dtype_by_name(const char *name, enum dtype *out)
 {
-    for (int t = 0; t < DTYPE_COUNT; t++)
+    for (int t = 0; t < DTYPE_IN_FILES; t++)
         if (!strcmp(name, dtype_name((enum dtype)t))) {
             *out = (enum dtype)t;
             return true;
@@ -185,6 +185,11 @@ static int read_entries(struct safetensors_file *f, uint64_t data_bytes, struct 
     {
         if (value == meta)
             continue;
+        const char *dtype = json_string_value(json_object_get(value, "dtype"));
+        enum dtype known;
+        if (dtype && !dtype_by_name(dtype, &known))
+            return error_set(err, ERR_CORRUPT, "%s: tensor %s is of type %.40s, which is not read here", f->path, key,
+                             dtype);
         if (!read_entry(&f->entries[f->n++], key, value))
             return damaged(f, err, "dtype, shape and data_offsets do not agree", key);
     }

@@ -16,9 +16,25 @@ def read_file(path):
             wide = bytearray(2 * len(raw))
             wide[2::4], wide[3::4] = raw[0::2], raw[1::2]
             raw = bytes(wide)
-        values = array.array("d" if e["dtype"] == "F64" else "f", raw)
+        if e["dtype"] == "F16":
+            values = array.array("f", struct.unpack(f"<{len(raw) // 2}e", raw))
+        else:
+            values = array.array("d" if e["dtype"] == "F64" else "f", raw)
         out[name] = (e["dtype"], e["shape"], values)
     return out, meta
+
+
+def write_file(path, tensors, meta=None):
+    """tensors: {name: (dtype, shape, bytes)}, in their order."""
+    header, at = {"__metadata__": meta or {"format": "pt"}}, 0
+    for name, (dtype, shape, raw) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + len(raw)]}
+        at += len(raw)
+    text = json.dumps(header).encode()
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text)
+        for _, _, raw in tensors.values():
+            f.write(raw)
 
 
 def read_checkpoint(directory):

@@ -1,18 +1,27 @@
-"""Compares the logits of an exported model in transformers with those computed here, in fp64, from the checkpoint that it
-was exported from.
+"""Compares the logits of an exported model in transformers (of COLA: in cola.py) with those computed here, in fp64, from the
+checkpoint that it was exported from.
 
-    python3 tests/hf/logits.py TOKENS.json CKPTDIR FP32DIR BF16DIR ...
+    python3 tests/hf/logits.py compare TOKENS.json CKPTDIR FP32DIR BF16DIR ...
 
 TOKENS.json: [window, ...], each of seq_len + 1 ids. Prints a line {"fp32": largest relative difference, "bf16": ..., "loss":
-mean loss of the windows} for each three directories. Wants numpy, torch and transformers.
+mean loss of the windows} for each three directories.
+
+    python3 tests/hf/logits.py make DTYPE DIR ...
+
+Small models with random weights, saved by transformers in files of 100 kB with an index.
+
+    python3 tests/hf/logits.py same DIR OTHER ...
+
+Prints the largest difference of the logits of each two directories, computed in fp32. Wants numpy, torch and transformers.
 """
 import json, os, sys
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "e2e"))
+import cola  # noqa: E402
 from shards import read_checkpoint  # noqa: E402
 
 
@@ -26,6 +35,8 @@ def reference(weights, model, ids):
         if name + ".W" in w:
             return x @ w[name + ".W"].T
         z = x @ w[name + ".A"].T
+        if model["factorization"] == "COLA":
+            z = z / (1 + np.exp(-z))
         return z @ w[name + ".B"].T
 
     def norm(name, x):
@@ -58,6 +69,12 @@ def reference(weights, model, ids):
     return norm("norm", x) @ w["embedding" if model.get("tie_embeddings") else "head"].T
 
 
+def llama(path, dtype):
+    m = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
+    assert type(m).__name__ == "LlamaForCausalLM", type(m)
+    return m
+
+
 def compare(tokens, ckpt, fp32, bf16):
     model = json.load(open(os.path.join(ckpt, "manifest.json")))["spec"]["model"]
     windows = np.array(json.load(open(tokens)))
@@ -65,10 +82,11 @@ def compare(tokens, ckpt, fp32, bf16):
     want = reference(read_checkpoint(ckpt), model, ids)
     out = {}
     for name, path, dtype in (("fp32", fp32, torch.float32), ("bf16", bf16, torch.bfloat16)):
-        m = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
-        assert type(m).__name__ == "LlamaForCausalLM", type(m)
+        m = cola.load(path) if model["factorization"] == "COLA" else llama(path, dtype)
+        assert next(m.parameters()).dtype is dtype, path
         with torch.no_grad():
-            got = m(torch.tensor(ids)).logits.double().numpy()
+            got = m(torch.tensor(ids))
+        got = getattr(got, "logits", got).double().numpy()
         out[name] = float(np.abs(got - want).max() / np.abs(want).max())
     top = want.max(-1, keepdims=True)
     logsum = np.log(np.exp(want - top).sum(-1)) + top[..., 0]
@@ -76,5 +94,24 @@ def compare(tokens, ckpt, fp32, bf16):
     print(json.dumps(out), flush=True)
 
 
-for at in range(2, len(sys.argv), 3):
-    compare(sys.argv[1], *sys.argv[at:at + 3])
+def make(dtype, directory):
+    torch.manual_seed(1)
+    config = LlamaConfig(hidden_size=64, intermediate_size=176, num_hidden_layers=3, num_attention_heads=4,
+                         num_key_value_heads=2, vocab_size=500, max_position_embeddings=64, rms_norm_eps=1e-5)
+    LlamaForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(directory, max_shard_size="100KB")
+
+
+def same(one, other):
+    ids = torch.arange(128).view(2, 64) * 7 % 500
+    with torch.no_grad():
+        a, b = (llama(path, torch.float32)(ids).logits for path in (one, other))
+    print(float((a - b).abs().max()))
+
+
+what, args = sys.argv[1], sys.argv[2:]
+if what == "compare":
+    for at in range(1, len(args), 3):
+        compare(args[0], *args[at:at + 3])
+else:
+    for at in range(0, len(args), 2):
+        {"make": make, "same": same}[what](*args[at:at + 2])
