@@ -154,7 +154,7 @@ static int check_type(const json_t *c, bool *cola, struct error *err)
 /* The numbers that every model has. */
 static int read_sizes(const json_t *c, Boost__Model *m, int64_t *seq_len, struct error *err)
 {
-    int32_t head_dim, longest;
+    int32_t head_dim = 0, longest;
     int rc = number(c, "hidden_size", &m->hidden, err);
     rc = rc ? rc : number(c, "intermediate_size", &m->intermediate, err);
     rc = rc ? rc : number(c, "num_hidden_layers", &m->layers, err);

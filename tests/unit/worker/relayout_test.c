@@ -1,16 +1,18 @@
 /* A checkpoint written in one layout goes on in another: masters and moments are A's, element by element and bit by
- * bit, and the steps that follow have the losses of an engine in layout B into which the test itself put A's state.
+ * bit, and the steps that follow have the losses of an engine in layout B into which the test itself put A's state; so
+ * have those behind B's checkpoint, resumed in A. A rank reads no byte of the shards' data that it does not need.
  *
  * time limit: 300 s */
 #include "tests/unit/worker/layouts.h"
 
+#include <dirent.h>
 #include <unistd.h>
 
 #include "proto/base/fs.h"
 #include "worker/checkpoint.h"
 #include "worker/safetensors.h"
 
-enum { TRAINED = 20, MORE = 3, STATE = 1 << STATE_WEIGHT | 1 << STATE_MOMENT1 | 1 << STATE_MOMENT2 };
+enum { TRAINED = 20, MORE = 3, AGAIN = 2, IO_TEXT = 256, STATE = 1 << STATE_WEIGHT | 1 << STATE_MOMENT1 | 1 << STATE_MOMENT2 };
 
 static char dir[64];
 
@@ -40,6 +42,7 @@ struct leg {
     double loss[TRAINED], norm[TRAINED];
     double adam_t;
     struct run_position at; /* as restored, by rank 0 */
+    int64_t read, needed;   /* bytes of all ranks: while restoring, less the shards' headers; of their own state */
 };
 
 static struct result *result_new(void)
@@ -107,6 +110,62 @@ static int save(const struct leg *l, const struct plan *p, struct engine *e, int
     return rc;
 }
 
+/* Bytes that this thread has read from files. -1: the kernel does not say. */
+static int64_t bytes_read(void)
+{
+    char line[128];
+    int64_t n = -1;
+    FILE *f = fopen("/proc/thread-self/io", "re");
+    while (f && fgets(line, sizeof line, f))
+        if (!strncmp(line, "rchar: ", 7))
+            n = strtoll(line + 7, NULL, 10);
+    if (f)
+        fclose(f);
+    return n;
+}
+
+/* Of the shards of a checkpoint, all that is not data. */
+static int64_t header_bytes(const char *from)
+{
+    int64_t sum = 0;
+    DIR *d = opendir(from);
+    assert_non_null(d);
+    for (struct dirent *e; (e = readdir(d));) {
+        char path[512];
+        struct safetensors_file f;
+        struct error err;
+        if (strncmp(e->d_name, "rank-", 5))
+            continue;
+        snprintf(path, sizeof path, "%s/%s", from, e->d_name);
+        assert_int_equal(safetensors_open(&f, path, &err), 0);
+        sum += (int64_t)f.data_at;
+        safetensors_close(&f);
+    }
+    closedir(d);
+    return sum;
+}
+
+/* Restores, and counts what is read by it. What a rank needs is what it keeps. */
+static int restore(struct leg *l, const struct plan *p, struct engine *e, int rank, struct run_position *at,
+                   struct error *err)
+{
+    int64_t needed = 0, headers = header_bytes(l->from), before = bytes_read();
+    int rc = checkpoint_restore(l->from, p, e, rank, NULL, at, err);
+    int64_t read = bytes_read() - before - headers;
+    for (int64_t i = 0; i < engine_tensor_count(e); i++)
+        for (int kind = 0; kind < STATE_GRAD; kind++) {
+            struct state_tensor t;
+            engine_tensor(e, i, (enum state_kind)kind, &t);
+            needed += (t.device ? t.tensor.nrows * t.tensor.ncols : t.count) * (int64_t)dtype_size(t.dtype);
+        }
+    __atomic_fetch_add(&l->read, before < 0 ? needed : read, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&l->needed, needed, __ATOMIC_RELAXED);
+    if (!rc && before >= 0 && (read < needed || read > needed + IO_TEXT)) /* the counter's own text is read too */
+        return error_set(err, ERR_INTERNAL, "rank %d read %lld bytes of data, its state has %lld", rank,
+                         (long long)read, (long long)needed);
+    return rc;
+}
+
 static int leg_body(struct engine *e, int rank, void *arg, struct error *err)
 {
     struct leg *l = arg;
@@ -116,7 +175,7 @@ static int leg_body(struct engine *e, int rank, void *arg, struct error *err)
     tiny_plan(c, &p);
     struct tiny_batch *batches = calloc((size_t)p.accumulation, sizeof *batches);
     struct micro_batch micro[32];
-    int rc = l->from  ? checkpoint_restore(l->from, &p, e, rank, NULL, &at, err)
+    int rc = l->from  ? restore(l, &p, e, rank, &at, err)
              : l->put ? put_state(e, l->put, l->adam_t, err)
                       : engine_init_weights(e, err);
     if (!rc && l->begin)
@@ -319,7 +378,7 @@ static struct leg *new_leg(const struct pair *pair, const struct cut *cut, int f
     return l;
 }
 
-/* A; B from A's checkpoint; B from what the test puts in; A again from B's checkpoint. */
+/* A; B from A's checkpoint; B from what the test puts in; A again from B's checkpoint, and from what the test puts in. */
 static void goes_on(const struct pair *pair)
 {
     char to[2][96], from[2][128];
@@ -330,7 +389,8 @@ static void goes_on(const struct pair *pair)
     }
     struct leg *a = new_leg(pair, &pair->a, 0, TRAINED), *on = new_leg(pair, &pair->a, TRAINED, MORE);
     struct leg *b = new_leg(pair, &pair->b, TRAINED, MORE), *put = new_leg(pair, &pair->b, TRAINED, MORE);
-    struct leg *back = new_leg(pair, &pair->a, TRAINED + MORE, 1);
+    struct leg *back = new_leg(pair, &pair->a, TRAINED + MORE, AGAIN);
+    struct leg *again = new_leg(pair, &pair->a, TRAINED + MORE, AGAIN);
     a->to = to[0];
     run_leg(a);
     on->put = put->put = a->end;
@@ -351,7 +411,8 @@ static void goes_on(const struct pair *pair)
      * as if each logit were rounded once more). To the bit where nothing changed. */
     double apart = relative(b->loss[0], on->loss[0]);
     bool bf16 = pair->from_bf16 || pair->to_bf16;
-    print_message("%s: first loss %.9f, %.1e from A's\n", pair->name, b->loss[0], apart);
+    print_message("%s: first loss %.9f, %.1e from A's; %lld bytes read, %lld of state\n", pair->name, b->loss[0], apart,
+                  (long long)b->read, (long long)b->needed);
     assert_true(apart < (bf16 ? 0x1p-9 : 1e-6));
     if (same_cut(pair)) {
         assert_memory_equal(b->loss, on->loss, sizeof b->loss);
@@ -360,6 +421,13 @@ static void goes_on(const struct pair *pair)
     back->from = from[1];
     run_leg(back);
     same_state(pair->name, back->begin, b->end);
+    again->put = b->end;
+    again->adam_t = b->adam_t;
+    run_leg(again);
+    same_state(pair->name, back->end, again->end);
+    for (int s = 0; s < AGAIN; s++)
+        assert_true(back->loss[s] == again->loss[s] && back->norm[s] == again->norm[s]);
+    free_leg(again);
     free_leg(a);
     free_leg(on);
     free_leg(b);
