@@ -17,7 +17,7 @@ class Smi:
         try:
             self.process = subprocess.Popen(
                 ["nvidia-smi", "--query-gpu=memory.used,clocks.sm,power.draw", "--format=csv,noheader,nounits", "-lms",
-                 "250"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+                 "500"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         except OSError:
             return
         self.thread = threading.Thread(target=self.read, daemon=True)

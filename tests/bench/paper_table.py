@@ -10,7 +10,7 @@ Parts, in the order of --parts; of each the most important rows first:
   comm      bus bandwidth (busbw_*) and the calls of the cells above by themselves (build/bench/comm_bench)
   exposed   the cells' steps with NULL collectives (build/bench/rank_bench): what a job takes longer is exposed
   peers     programs of $BOOST_PEERS: tp2_layers.py, nccl_busbw.py
-  variants  at the first size: grouping, norm, recompute, at 7B also SVD and LaX
+  variants  grouping, norm and recompute at the first size of each tp; SVD and LaX at 7B
   kill      kill -9 of one rank: time until its job trains again
   loss      200 steps of a small model at every tp: whether the curves are one
 
@@ -216,7 +216,7 @@ class Table:
     def planned(self, cell):
         """What is known without a run."""
         plan = self.plan(cell)
-        found = {**pm.estimate(plan, cell), "plan_gib": self.memory(cell)[0]}
+        found = {**pm.estimate(plan, cell), "plan_gib": self.memory(cell)[0], "model_flop": plan["model_flop_per_step"]}
         if cell.tp > 1:
             found.update(pm.volume(self.plan(cell._replace(layers=cell.depth + 1)), plan))
         if "recompute" in pm.WAYS[cell.way].fields:
@@ -258,17 +258,24 @@ class Table:
 
     def part_iter(self):
         self.run_cells(self.cells(MAIN_WAYS))
+
+    def derive(self):
+        """Lines that follow from others."""
         self.scaling()
+        self.recompute()
+        self.join_peers()
 
     def part_variants(self):
-        for tp in self.args.tp:
-            size = self.sizes_at(tp)[0]
-            more = ARCHITECTURES if size in ("7b", "tiny") else ()
-            for batch in self.args.batch:
-                self.run_cells([self.cell(size, tp, way, batch) for way in VARIANTS + more
-                                if tp > 1 and (not self.args.ways or way in self.args.ways)])
-        self.recompute()
-        self.join_comm()
+        wanted = lambda way: not self.args.ways or way in self.args.ways
+        try:
+            for tp in [t for t in self.args.tp if t > 1]:
+                for batch in self.args.batch:
+                    self.run_cells([self.cell(self.sizes_at(tp)[0], tp, w, batch) for w in VARIANTS if wanted(w)])
+            for size in {"7b", "tiny"} & set(self.args.sizes):
+                self.run_cells([self.cell(size, tp, w, batch) for tp in self.args.tp if tp > 1
+                                for batch in self.args.batch for w in ARCHITECTURES if wanted(w)])
+        finally:
+            self.join_comm()
 
     def recompute(self):
         """MiB saved for each millisecond added, of cells with and without."""
@@ -282,20 +289,17 @@ class Table:
                            saved_mib=saved, added_ms=added, layers=row["layers"])
 
     def scaling(self):
-        """Strong: 7B BTP over the GPUs there are; weak: 1B on one, 3B on two, 7B on four."""
+        """FLOP a second of a GPU beside the first's. Strong: 7B BTP; weak: 1B on one GPU, 3B on two, 7B on four."""
         sets = {"strong": [("7b", t) for t in (1, 2, 4, 8)], "weak": [("1b", 1), ("3b", 2), ("7b", 4)]}
         for kind, places in sets.items():
             for batch in self.args.batch:
                 rows = [(s, t, self.lines.rows.get(f"iter_{s}_tp{t}_btp_b{batch}")) for s, t in places]
                 rows = [x for x in rows if x[2] and x[2]["value"]]
                 for size, tp, row in rows[1:]:
-                    first = rows[0]
-                    speed = lambda r: r["mfu"] or r["tokens_s"]
-                    same = first[2]["value"] / row["value"] / (tp / first[1])
-                    value = same if kind == "strong" else speed(row) / speed(first[2])
-                    est = first[2]["est_ms"] / row["est_ms"] / (tp / first[1]) if kind == "strong" else None
+                    speed = lambda r, key: r["model_flop"] / r[key] / r["tp"]
+                    value, est = (speed(row, key) / speed(rows[0][2], key) for key in ("value", "est_ms"))
                     self.lines.put(f"{kind}_scaling_{size}_tp{tp}_b{batch}", value, "of linear", est_value=est,
-                                   base=f"{first[0]} on {first[1]}")
+                                   base=f"{rows[0][0]} on {rows[0][1]}")
 
     def part_layer(self):
         for tp in self.args.tp:
@@ -316,7 +320,6 @@ class Table:
                                        ms_deep=deep, ms_shallow=shallow, layers_deep=whole.depth,
                                        layers_shallow=few.depth, update="included", size=size, tp=tp, way=way,
                                        micro_batch=batch)
-        self.join_peers()
 
     def wanted_calls(self, tp):
         calls = [pm.Call(kind, kib * 1024, 0) for kind in pm.ALPHA_US for kib in self.grid()]
@@ -439,7 +442,6 @@ class Table:
         names = {"ar": pm.REDUCE, "rs": pm.SCATTER, "ag": pm.GATHER}
         for op, kib, gb in re.findall(r"^(\w\w) +(\d+) KiB +[\d.]+ us busbw +([\d.]+) GB/s", text, re.M):
             self.lines.put(f"peer_busbw_{names[op]}_{kib}k_tp2", float(gb), "GB/s", program="nccl_busbw.py")
-        self.join_peers()
 
     def peer(self, script, arguments, seconds):
         """What it prints; it has its own libraries, and sees two GPUs."""
@@ -625,6 +627,7 @@ def main():
     except Stop as e:
         print(f"stopped: {e}", flush=True)
     finally:
+        table.derive()
         table.close()
     print("\n".join(paper_tables.check_lines(table.lines.rows)))
     print(f"{len(table.lines.mine)} lines in {args.out}" + (f"; failed: {', '.join(failed)}" if failed else ""))
