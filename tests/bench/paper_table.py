@@ -12,11 +12,12 @@ Parts, in the order of --parts; of each the most important rows first:
   peers     programs of $BOOST_PEERS: tp2_layers.py, nccl_busbw.py
   variants  grouping, norm and recompute at the first size of each tp; SVD and LaX at 7B
   kill      kill -9 of one rank: time until its job trains again
-  loss      200 steps of a small model at every tp: whether the curves are one
+  loss      200 steps of a small model at every tp and at 1: whether the curves are one
 
 A job is cancelled once enough steps were seen, so it writes no checkpoint. Times of communication: jobs on GPUs report
 none, so comm_ms_layer is the sum of a layer's calls by themselves at the same sizes, and exposed is the job's iteration
-less that of a rank with NULL collectives. Both say so in every line ("comm_by", "exposed_by").
+less that of a rank with NULL collectives. Both say so in every line ("comm_by", "exposed_by"). Without waits a GPU is
+at its power limit more, hence slower: same_clock_pct is exposed as if all work went by the SM clock.
 
 Writes one JSON object a line to --out after each row, in the form of gpu_bench.py; lines of other names stay.
 """
@@ -29,7 +30,7 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(ROOT / "tests" / "e2e")]
 import paper_model as pm
 import paper_tables
-from paper_lines import Lines, Smi, along, learnable_tokens, measured, median_of, random_tokens
+from paper_lines import Lines, Smi, along, measured, median_of, random_tokens
 
 PARTS = ("iter", "layer", "comm", "exposed", "peers", "variants", "kill", "loss")
 MAIN_WAYS = ("full", "vanilla_published", "btp", "vanilla", "btp_no_overlap")
@@ -317,9 +318,15 @@ class Table:
                     shallow = self.measure(few)
                     if shallow:
                         self.lines.put(whole.named("layer"), (deep - shallow) / (whole.depth - few.depth), "ms/layer",
-                                       ms_deep=deep, ms_shallow=shallow, layers_deep=whole.depth,
+                                       est_ms=self.estimate_between(whole, few), ms_deep=deep, ms_shallow=shallow,
+                                       layers_deep=whole.depth,
                                        layers_shallow=few.depth, update="included", size=size, tp=tp, way=way,
                                        micro_batch=batch)
+
+    def estimate_between(self, deep, shallow):
+        """Of a layer."""
+        ms = [pm.estimate(self.plan(c), c)["est_ms"] for c in (deep, shallow)]
+        return (ms[0] - ms[1]) / (deep.depth - shallow.depth)
 
     def wanted_calls(self, tp):
         calls = [pm.Call(kind, kib * 1024, 0) for kind in pm.ALPHA_US for kib in self.grid()]
@@ -418,10 +425,13 @@ class Table:
             return
         null = json.loads(p.stdout)
         exposed, comm = row["value"] - null["value"], row.get("comm_ms")
+        clocks = row["sm_mhz"] and null["sm_mhz"]
+        slower = row["value"] - null["value"] * null["sm_mhz"] / row["sm_mhz"] if clocks else None
         self.lines.change(cell.named(), null_ms=null["value"], exposed_ms=exposed, exposed_by=EXPOSED_BY)
         self.lines.put(name, 100 * exposed / comm if comm else None, "% of comm_ms", exposed_ms=exposed, comm_ms=comm,
                        iter_ms=row["value"], null_ms=null["value"], null_sm_mhz=null["sm_mhz"],
                        iter_sm_mhz=row["sm_mhz"], exposed_pct_of_iteration=100 * exposed / row["value"],
+                       same_clock_pct=100 * slower / comm if slower is not None and comm else None,
                        exposed_by=EXPOSED_BY, comm_by=COMM_BY,
                        size=cell.size, tp=cell.tp, way=cell.way, micro_batch=cell.batch, layers=cell.depth)
 
@@ -468,72 +478,13 @@ class Table:
                 self.lines.change(name, peer="PyTorch, " + theirs["program"], peer_value=theirs["value"],
                                   ratio=ours["value"] / theirs["value"])
 
-    # ---- a rank is killed, curves ----
-
-    def small_job(self, name, tp, steps, every):
-        """A model that learns in seconds."""
-        data = self.cluster.dir / "learn.u16"
-        if not data.exists():
-            data.write_bytes(learnable_tokens(256 if self.args.cpu else 4096, 1 << (15 if self.args.cpu else 20)))
-        shape = ("hidden: 64 layers: 2 heads: 8 intermediate: 128 rank: 16 vocab: 256", 32) if self.args.cpu else \
-            ("hidden: 512 layers: 8 heads: 8 intermediate: 1344 rank: 128 vocab: 4096", 1024)
-        return f"""spec_version: 1
-name: "{name}"
-model {{ factorization: COLA {shape[0]} }}
-parallel {{ strategy: BTP tp: {tp} micro_batch: 8 global_batch: 8 }}
-data {{ train {{ path: "{data}" }} seq_len: {shape[1]} }}
-optimizer {{ lr: 3e-3 warmup_steps: 30 schedule: CONSTANT }}
-run {{ steps: {steps} precision: BF16 }}
-checkpoint {{ dir: "{self.cluster.dir}/ckpt" every_steps: {every} }}
-resources {{ device: {self.device} }}
-"""
-
     def part_kill(self):
-        from harness import wait_until
-        from jobs import wait_committed
-        tp, every = max(self.args.tp), 10 if self.args.cpu else 50
-        if tp < 2:
-            return
-        self.need(40)
-        c = self.cluster
-        job = c.submit(self.small_job("killed", tp, 1_000_000, every))
-        try:
-            wait_committed(c, job, every, deadline=min(120, self.left()))
-            pids = c.rank_pids(job, 1)
-            begin = time.monotonic()
-            os.kill(pids[tp - 1], signal.SIGKILL)
-            wait_until(lambda: c.status(job)["attempt"] == 2, 60, "the second attempt")
-            starts = time.monotonic() - begin
-            second = lambda: next((r for r in c.json("metrics", job)["metrics"] if r["attempt"] == 2), None)
-            row = wait_until(second, 90, "a step of it")
-            took = time.monotonic() - begin
-        finally:
-            c.ctl("cancel", "--now", "-y", job)
-            c.ctl("wait", job, "--timeout", "30s")
-        rows = c.json("metrics", job)["metrics"]
-        first = {r["step"]: r["loss"] for r in rows if r["attempt"] == 1 and "loss" in r}
-        twice = [(first[r["step"]], r["loss"]) for r in rows
-                 if r["attempt"] == 2 and r["step"] in first and "loss" in r]
-        self.lines.put(f"recover_s_kill_tp{tp}", took, "s", attempt_2_s=starts, from_step=row["step"] - 1,
-                       steps_again=len(twice), equal_to_the_bit=all(a == b for a, b in twice), backoff_min_ms=100,
-                       model="BTP, hidden 512, 8 layers", tp=tp)
+        import paper_jobs  # not before the programs' folder is known
+        paper_jobs.kill_a_rank(self)
 
     def part_loss(self):
-        steps = 20 if self.args.cpu else 200
-        curves = {}
-        for tp in sorted(self.args.tp):
-            self.need(25)
-            job = self.cluster.submit(self.small_job(f"loss-tp{tp}", tp, steps, 0))
-            self.cluster.wait_state(job, "COMPLETED", deadline=min(180, self.left()))
-            rows = [r for r in self.cluster.json("metrics", job, "--name", "loss")["metrics"] if "loss" in r]
-            curves[tp] = [r["loss"] for r in sorted(rows, key=lambda r: r["step"])]
-        one, *others = sorted(curves)
-        for tp in others:
-            off = [abs(a / b - 1) for a, b in zip(curves[tp], curves[one])]
-            self.lines.put(f"overlay_max_pct_tp{tp}", 100 * max(off), "%", steps=len(off), beside=f"tp {one}",
-                           mean_pct=100 * statistics.mean(off), first=curves[tp][0], last=curves[tp][-1],
-                           last_beside=curves[one][-1], curve=[round(x, 5) for x in curves[tp]],
-                           curve_beside=[round(x, 5) for x in curves[one]])
+        import paper_jobs
+        paper_jobs.overlay(self)
 
 
 def first_line(text):

@@ -180,10 +180,10 @@ def ratios(rows):
 
 
 def layers(rows):
-    lines = [(n.removeprefix("layer_"), r["value"], r["peer_value"], r["ratio"]) for n, r in sorted(rows.items())
-             if n.startswith("layer_")]
+    lines = [(n.removeprefix("layer_"), r["value"], r.get("est_ms"), r["peer_value"], r["ratio"])
+             for n, r in sorted(rows.items()) if n.startswith("layer_")]
     return table("The paper's table: a layer", "By difference of two depths, its update included; the peer's "
-                 "(forward and backward) without.", ["", "ms", "peer", "ratio"], lines)
+                 "(forward and backward) without.", ["", "ms", "estimate", "peer", "ratio"], lines)
 
 
 def bandwidth(rows):
@@ -200,7 +200,7 @@ def bandwidth(rows):
 def rest(rows):
     start = ("exposed_", "saved_per_ms_", "strong_", "weak_", "recover_", "overlay_")
     keys = ("est_value", "base", "attempt_2_s", "steps_again", "equal_to_the_bit", "saved_mib", "added_ms", "mean_pct",
-            "first", "last", "last_beside", "exposed_pct_of_iteration", "note")
+            "first", "last", "last_beside", "exposed_pct_of_iteration", "same_clock_pct", "note")
     def detail(r):
         return "; ".join(f"{k} {number(r[k]) if not isinstance(r[k], bool) else str(r[k]).lower()}"
                          for k in keys if r.get(k) is not None)
