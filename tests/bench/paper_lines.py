@@ -73,8 +73,8 @@ class Lines:
         self.mine = [n for n in self.mine if n != name] + [name]
         shown = "-" if value is None else f"{value:.5g}"
         extra = "".join(f"  {k} {row[k]:.4g}" for k in ("est_ms", "mfu", "peak_gib", "sm_mhz") if row.get(k))
-        print(f"  {name:44} {shown:>9} {unit}{extra}{'  ' + row['note'] if row.get('note') else ''}", flush=True)
         self.save()
+        print(f"  {name:44} {shown:>9} {unit}{extra}{'  ' + row['note'] if row.get('note') else ''}", flush=True)
 
     def change(self, name, **more):
         self.rows[name].update({k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in more.items()})

@@ -578,8 +578,8 @@ def main():
     except Stop as e:
         print(f"stopped: {e}", flush=True)
     finally:
-        table.derive()
         table.close()
+    table.derive()
     print("\n".join(paper_tables.check_lines(table.lines.rows)))
     print(f"{len(table.lines.mine)} lines in {args.out}" + (f"; failed: {', '.join(failed)}" if failed else ""))
     return 1 if failed or not table.lines.mine else 0
