@@ -29,6 +29,13 @@ static int check(const struct plan *p, int64_t rank, struct error *err)
         return error_hint(err, full ? "--rank R cuts this FULL_RANK model to SVD"
                                     : "in COLA and LAX an activation stands between the two");
     }
+    int64_t keys = p->hk * p->e, most = keys < p->f ? keys : p->f;
+    if (rank > most) {
+        error_set(err, ERR_INVALID, "rank %" PRId64 " is more than a layer of this model can have, %" PRId64, rank, most);
+        return error_hint(err, "the smallest are %s: at most --rank %" PRId64,
+                          most == keys ? "key and value, kv_heads x hidden / heads wide" : "gate and up, intermediate wide",
+                          most);
+    }
     return ERR_OK;
 }
 
