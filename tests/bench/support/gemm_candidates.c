@@ -245,13 +245,13 @@ size_t gemm_candidates_workspace(void)
     return CUDA_GEMM_WORKSPACE;
 }
 
-bool gemm_candidates_run(const struct gemm_candidates *p, int i, struct kstream *ks, double beta, const void *a,
-                         const void *b, void *out, void *workspace)
+bool gemm_candidates_run(const struct gemm_candidates *p, int i, struct kstream *ks, const struct gemm *g,
+                         const void *a, const void *b, void *out, void *workspace)
 {
-    const float one = 1, times = (float)beta;
+    const float one = 1, times = (float)g->beta;
     return p->found[i].state == CUBLAS_STATUS_SUCCESS &&
-           !lt.matmul(lt.handle, p->product, &one, b, p->first, a, p->second, &times, out, p->c, out, p->c,
-                      &p->found[i].algo, workspace, p->found[i].workspaceSize, ks->stream);
+           !lt.matmul(lt.handle, p->product, &one, b, p->first, a, p->second, &times, g->add ? g->add : out, p->c, out,
+                      p->c, &p->found[i].algo, workspace, p->found[i].workspaceSize, ks->stream);
 }
 
 #else
@@ -284,10 +284,10 @@ size_t gemm_candidates_workspace(void)
 {
     return 0;
 }
-bool gemm_candidates_run(const struct gemm_candidates *c, int i, struct kstream *ks, double beta, const void *a,
-                         const void *b, void *out, void *workspace)
+bool gemm_candidates_run(const struct gemm_candidates *c, int i, struct kstream *ks, const struct gemm *g,
+                         const void *a, const void *b, void *out, void *workspace)
 {
-    (void)c, (void)i, (void)ks, (void)beta, (void)a, (void)b, (void)out, (void)workspace;
+    (void)c, (void)i, (void)ks, (void)g, (void)a, (void)b, (void)out, (void)workspace;
     return false;
 }
 

@@ -24,7 +24,7 @@ MUST_USE bool gemm_candidates_chosen(const struct gemm_candidates *c, const stru
                                      const struct gemm *g, struct gemm_candidate *out, int *index);
 size_t gemm_candidates_workspace(void);
 /* Enqueues candidate i on a CUDA stream of the kernels' table; false: the library refused. */
-MUST_USE bool gemm_candidates_run(const struct gemm_candidates *c, int i, struct kstream *ks, double beta,
-                                  const void *a, const void *b, void *out, void *workspace);
+MUST_USE bool gemm_candidates_run(const struct gemm_candidates *c, int i, struct kstream *ks,
+                                  const struct gemm *g, const void *a, const void *b, void *out, void *workspace);
 
 #endif

@@ -30,9 +30,12 @@ static void run_one(struct replay *r, const void *arg)
     size_t bytes = replay_gemm_bytes(g, 'c');
     const void *a = replay_in(r, replay_gemm_bytes(g, 'a')), *b = replay_in(r, replay_gemm_bytes(g, 'b'));
     void *out = g->c_grad ? replay_sums(r, bytes) : replay_out(r, bytes);
+    struct gemm here = *g;
+    if (g->add)
+        here.add = replay_in(r, bytes);
     if (!c->all)
-        r->k->gemm(r->ks, g, a, b, out);
-    else if (!c->failed && !gemm_candidates_run(c->all, c->index, r->ks, g->beta, a, b, out, c->workspace))
+        r->k->gemm(r->ks, &here, a, b, out);
+    else if (!c->failed && !gemm_candidates_run(c->all, c->index, r->ks, &here, a, b, out, c->workspace))
         c->failed = true;
 }
 

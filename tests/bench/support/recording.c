@@ -34,7 +34,7 @@ static bool same(const struct gemm *a, const struct gemm *b)
     return a->m == b->m && a->n == b->n && a->k == b->k && a->trans_a == b->trans_a && a->trans_b == b->trans_b &&
            a->lda == b->lda && a->ldb == b->ldb && a->ldc == b->ldc && a->batch == b->batch &&
            a->stride_a == b->stride_a && a->stride_b == b->stride_b && a->stride_c == b->stride_c &&
-           a->c_grad == b->c_grad && (a->beta != 0) == (b->beta != 0);
+           a->c_grad == b->c_grad && (a->beta != 0) == (b->beta != 0) && !a->add == !b->add;
 }
 
 static const char *pass_of(const struct gemm *g)

@@ -122,14 +122,18 @@ size_t replay_gemm_bytes(const struct gemm *g, char operand)
 bool replay_gemm_fits(const struct replay *r, const struct gemm *g)
 {
     return replay_gemm_bytes(g, 'a') <= r->in.bytes && replay_gemm_bytes(g, 'b') <= r->in.bytes &&
-           replay_gemm_bytes(g, 'c') <= (g->c_grad ? r->sums.bytes : r->out.bytes);
+           replay_gemm_bytes(g, 'c') <= (g->c_grad ? r->sums.bytes : r->out.bytes) &&
+           (!g->add || replay_gemm_bytes(g, 'c') <= r->in.bytes);
 }
 
 void replay_gemm(struct replay *r, const struct gemm *g)
 {
     const void *a = replay_in(r, replay_gemm_bytes(g, 'a')), *b = replay_in(r, replay_gemm_bytes(g, 'b'));
     size_t bytes = replay_gemm_bytes(g, 'c');
-    r->k->gemm(r->ks, g, a, b, g->c_grad ? replay_sums(r, bytes) : replay_out(r, bytes));
+    struct gemm here = *g;
+    if (g->add)
+        here.add = replay_in(r, bytes);
+    r->k->gemm(r->ks, &here, a, b, g->c_grad ? replay_sums(r, bytes) : replay_out(r, bytes));
 }
 
 void replay_attention(struct replay *r, const struct attention *a, bool backward)

@@ -33,7 +33,7 @@ void *replay_sums(struct replay *r, size_t bytes);
 /* Bytes of gemm()'s operands from the first element to the last. */
 size_t replay_gemm_bytes(const struct gemm *g, char operand);
 bool replay_gemm_fits(const struct replay *r, const struct gemm *g);
-/* Enqueues one, at fresh operands. Attention's statistics are random too: fit for time, not for results. */
+/* Enqueues one, at fresh operands (what it adds, if that lies apart, too). Attention's statistics are random too: fit for time, not for results. */
 void replay_gemm(struct replay *r, const struct gemm *g);
 void replay_attention(struct replay *r, const struct attention *a, bool backward);
 
