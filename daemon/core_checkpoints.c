@@ -224,7 +224,7 @@ static void commit(struct core *c, struct job *job, struct checkpoint *k, const 
         a->committed = true;
     newest_step(job);
     if (job->state == STATE(RUNNING) && (job->reason == REASON(DiskFull) || job->reason == REASON(NONE)))
-        job_reason(job, REASON(NONE), "%s", ""); /* what shard_failed() said */
+        job_reason(job, REASON(NONE), "%s", ""); /* what say_missing() said */
     add_event(c, job, k->attempt, node, "controller", "checkpoint",
               "checkpoint of step %" PRId64 " committed: %d shard%s, %.1f MiB", k->step, k->world,
               k->world == 1 ? "" : "s", (double)bytes / (1 << 20));
@@ -298,6 +298,24 @@ static bool is_disk_full(const char *error)
     return strcasestr(error, "no space left") || strcasestr(error, "disk quota") || strcasestr(error, "ENOSPC");
 }
 
+const struct checkpoint *checkpoints_disk_full(const struct job *job, const struct attempt *a)
+{
+    for (int i = job->n_checkpoints - 1; i >= 0; i--) {
+        const struct checkpoint *k = job->checkpoints[i];
+        if (k->attempt == a->number && k->state == CKPT(ABANDONED) && k->note && is_disk_full(k->note))
+            return k;
+    }
+    return NULL;
+}
+
+/* A job that trains on without its checkpoint says why. */
+static void say_missing(struct job *job, const struct checkpoint *k, const char *note)
+{
+    if (job->state == STATE(RUNNING))
+        job_reason(job, is_disk_full(note) ? REASON(DiskFull) : REASON(NONE), "no checkpoint of step %" PRId64 ": %s",
+                   k->step, note);
+}
+
 static void shard_failed(struct core *c, struct job *job, struct attempt *a, struct checkpoint *k, int rank,
                          const char *error)
 {
@@ -310,9 +328,7 @@ static void shard_failed(struct core *c, struct job *job, struct attempt *a, str
     }
     snprintf(note, sizeof note, "rank %d on %s could not write its shard: %.400s", rank, node, error);
     abandon(c, job, k, node, note);
-    if (job->state == STATE(RUNNING))
-        job_reason(job, is_disk_full(error) ? REASON(DiskFull) : REASON(NONE), "no checkpoint of step %" PRId64 ": %s",
-                   k->step, note);
+    say_missing(job, k, note);
 }
 
 static void shard_stored(struct core *c, struct job *job, struct checkpoint *k, int rank, const Boost__ShardRecord *x)
@@ -423,6 +439,7 @@ static void manifest_done(struct core *c, struct task *t, int rc, const struct e
         char note[512];
         snprintf(note, sizeof note, "its manifest could not be written: %.400s", err->message);
         abandon(c, job, k, t->node->name, note);
+        say_missing(job, k, note);
     } else {
         try_again(c, k);
     }

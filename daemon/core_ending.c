@@ -113,6 +113,22 @@ static void say_why_ended(struct core *c, struct job *job, struct attempt *a, bo
     mark_attempt(c, job, a);
 }
 
+/* What is to be mended before a release makes sense goes before the bare fact. */
+static void say_stuck(struct job *job, const struct attempt *a)
+{
+    const struct checkpoint *full = checkpoints_disk_full(job, a);
+    Boost__Reason__Value reason = full || a->reason == REASON(DiskFull) ? REASON(DiskFull) : REASON(NoProgress);
+    char *last = strdup(job->reason_text ? job->reason_text : ""), no_room[700] = "";
+    if (full)
+        snprintf(no_room, sizeof no_room, "\nno checkpoint of step %" PRId64 ": %.600s; make room there first",
+                 full->step, full->note);
+    job_reason(job, reason,
+               "no progress in %d attempt%s%s; release with: boostctl release %" PRId64 "%s\nthe last one: %s",
+               job->stuck_attempts, job->stuck_attempts == 1 ? "" : "s",
+               reason == REASON(DiskFull) ? ", the checkpoints' disk is full" : "", job->id, no_room, last ? last : "");
+    free(last);
+}
+
 static void ended(struct core *c, struct job *job, struct attempt *a, bool complete)
 {
     int limit = job->resolved->restart ? job->resolved->restart->no_progress_limit : 3;
@@ -127,11 +143,7 @@ static void ended(struct core *c, struct job *job, struct attempt *a, bool compl
         if (!a->advanced)
             job->stuck_attempts++;
         if (job->stuck_attempts >= limit) {
-            char *last = strdup(job->reason_text ? job->reason_text : "");
-            job_reason(job, REASON(NoProgress),
-                       "no progress in %d attempt%s; release with: boostctl release %" PRId64 "\nthe last one: %s",
-                       job->stuck_attempts, job->stuck_attempts == 1 ? "" : "s", job->id, last ? last : "");
-            free(last);
+            say_stuck(job, a);
             job_fire(c, job, EV_NO_PROGRESS);
         } else {
             job_fire(c, job, EV_ATTEMPT_GONE);

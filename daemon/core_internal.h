@@ -560,6 +560,8 @@ void checkpoints_shards(struct core *c, struct job *job, struct attempt *a, cons
 void checkpoints_abandon_open(struct core *c, struct job *job, const struct attempt *a, const char *why);
 /* Of an ended attempt: 0 nothing is open, 1 a manifest is on its way, 2 shards of the newest are missing. */
 int checkpoints_open(const struct job *job, const struct attempt *a);
+/* One of the attempt's that there was no room for; NULL: none. */
+const struct checkpoint *checkpoints_disk_full(const struct job *job, const struct attempt *a);
 void checkpoints_retain(struct core *c, struct job *job);
 bool checkpoint_in_use(struct core *c, const struct job *job, const struct checkpoint *k); /* may still be read */
 void checkpoints_work(struct core *c, struct job *job); /* sends the tasks that are due */

@@ -396,7 +396,7 @@ static void on_task(struct world *w, struct fake_agent *a, const Boost__Task *t)
     if (code) {
         f.has_code = 1;
         f.code = code;
-        f.message = (char *)(uintptr_t) "data.bin is not there";
+        f.message = (char *)(uintptr_t)(a->failure_text ? a->failure_text : "data.bin is not there");
         f.hint = (char *)(uintptr_t) "check the path";
         r.failure = &f;
     }

@@ -52,6 +52,7 @@ struct fake_agent {
     int verify_code;    /* for the paths that contain verify_bad; */
     char verify_bad[64];
     int manifest_code;
+    const char *failure_text; /* of whichever of these; NULL: some words */
     int mirror_code, delete_code;
     bool silent_mirror;     /* copies take for ever */
     int mirrors;            /* copies that were asked for; */

@@ -164,6 +164,59 @@ static void incomplete_and_failed_ones_are_abandoned(void **state)
     world_free(w);
 }
 
+/* A crash is what ended each attempt, a full disk why nothing came of it. */
+static void held_for_want_of_room_says_so(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    for (int k = 1; k <= 3; k++) {
+        say_step(w, a, x, 20);
+        say_shard(w, a, x, 0, 20, "write: Disk quota exceeded");
+        if (k == 2)
+            say_shard(w, a, x, 1, 20, NULL);
+        pump(w);
+        say_end_of(w, a, x, 1, (struct end){.signal = 9});
+        pump(w);
+        if (k < 3)
+            x = recovered(w, a, id);
+    }
+    assert_state(w, id, HELD);
+    assert_int_equal(job_of(w, id)->reason, REASON(DiskFull));
+    assert_says(job_of(w, id)->reason_text, "no progress in 3 attempts, the checkpoints' disk is full; release with");
+    assert_says(job_of(w, id)->reason_text, "rank 0 on n1 could not write its shard: write: Disk quota exceeded");
+    assert_says(job_of(w, id)->reason_text, "signal 9");
+    world_free(w);
+}
+
+static void a_manifest_without_room_says_so(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    a->manifest_code = ERR_NOSPACE;
+    a->failure_text = "/ckpt/manifest.json.tmp: write: No space left on device";
+    say_step(w, a, x, 20);
+    say_checkpoint(w, a, x, 20);
+    pump(w);
+    assert_int_equal(ckpt(w, id, 20, 1)->state, CKPT(ABANDONED));
+    assert_state(w, id, RUNNING);
+    assert_int_equal(job_of(w, id)->reason, REASON(DiskFull));
+    a->manifest_code = 0;
+    say_step(w, a, x, 40);
+    say_checkpoint(w, a, x, 40);
+    pump(w);
+    assert_int_equal(ckpt(w, id, 40, 1)->state, CKPT(COMMITTED));
+    assert_int_equal(job_of(w, id)->reason, REASON(NONE));
+    world_free(w);
+}
+
 static void a_manifest_under_way_is_waited_for(void **state)
 {
     (void)state;
@@ -229,6 +282,8 @@ int main(void)
         cmocka_unit_test(retention_keeps_what_it_should),
         cmocka_unit_test(the_one_resumed_from_stays_until_the_next_commit),
         cmocka_unit_test(incomplete_and_failed_ones_are_abandoned),
+        cmocka_unit_test(held_for_want_of_room_says_so),
+        cmocka_unit_test(a_manifest_without_room_says_so),
         cmocka_unit_test(a_manifest_under_way_is_waited_for),
         cmocka_unit_test(a_full_disk_of_the_store_costs_no_checkpoint),
     };

@@ -362,7 +362,9 @@ static void a_disk_in_trouble_at_a_restart_ends_no_job(void **state)
     }
     assert_state(w, id, HELD);
     assert_int_equal(job_of(w, id)->restarts_used, 0);
-    assert_says(job_of(w, id)->reason_text, "release with: boostctl release");
+    assert_int_equal(job_of(w, id)->reason, REASON(DiskFull));
+    assert_says(job_of(w, id)->reason_text, "no progress in 3 attempts, the checkpoints' disk is full; "
+                                            "release with: boostctl release");
     assert_says(job_of(w, id)->reason_text, "make room on that file system");
     assert_int_equal(control(w, RELEASE, id, false), ERR_OK);
     advance(w, 1000);
