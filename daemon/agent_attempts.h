@@ -144,6 +144,8 @@ void attempt_drop(struct agent_attempt *a);
 /* Everything of it is known to the controller: logs go to state_dir/logs, the rest away, `a` too, unless it has to
  * wait. */
 void attempt_try_forget(struct agent_attempt *a);
+/* In a thread: what these attempts of its job, which are over, left half-written of checkpoints. */
+void attempt_clear_torn(const struct agent_attempt *a, int32_t first, int32_t last);
 
 /* ---- agent_launch.c ---- */
 

@@ -192,12 +192,12 @@ static json_t *manifest_json(const Boost__WriteManifest *o, int64_t job)
                      shards_json(o), "spec", spec ? json_tree(&spec->base) : json_null());
 }
 
-/* So that the step directory itself is there after a power cut, and the job's above it. */
-static int sync_parents(const char *dir, struct error *err)
+/* So that what was done with the step directory itself holds after a power cut; two levels: the job's above it too. */
+static int sync_parents(const char *dir, int levels, struct error *err)
 {
     char path[PATH_MAX];
     int rc = fs_join(path, sizeof path, err, dir, "");
-    for (int i = 0; i < 2 && !rc; i++) {
+    for (int i = 0; i < levels && !rc; i++) {
         size_t len = strlen(path);
         while (len > 1 && path[len - 1] == '/')
             path[--len] = '\0';
@@ -225,7 +225,7 @@ int checkpoint_write_manifest(const Boost__WriteManifest *o, int64_t job, struct
     if (!text)
         rc = error_set(err, ERR_NOMEM, "no memory for %s", path);
     if (!rc)
-        rc = sync_parents(o->dir, err);
+        rc = sync_parents(o->dir, 2, err);
     if (!rc)
         rc = fs_write_durable(path, text, strlen(text), 0644, err);
     free(text);
@@ -444,11 +444,33 @@ int checkpoints_find(const char *parent, struct arena *mem, Boost__TaskReply *ou
 
 /* ---- delete ---- */
 
+/* On a full disk there may be no room for a new name: what makes it a checkpoint goes first then. */
+static int remove_in_place(const char *dir, struct error *err)
+{
+    char manifest[PATH_MAX];
+    int rc = fs_join(manifest, sizeof manifest, err, dir, manifest_name);
+    if (!rc && unlink(manifest) < 0 && errno != ENOENT)
+        rc = error_errno(err, errno, "cannot remove %s", manifest);
+    return rc ? rc : fs_remove_tree(dir, err);
+}
+
+static int put_aside(const char *dir, const char *going, struct error *err)
+{
+    /* What an earlier try left would be in the way. */
+    int rc = fs_remove_tree(going, err);
+    if (rc || rename(dir, going) == 0 || errno == ENOENT)
+        return rc;
+    if (errno == ENOSPC || errno == EDQUOT)
+        return remove_in_place(dir, err);
+    return error_errno(err, errno, "cannot rename %s to %s", dir, going);
+}
+
 int checkpoint_delete(const char *dir, struct error *err)
 {
     char going[PATH_MAX];
     int64_t step, attempt;
     struct stat st;
+    int rc = ERR_OK;
     if (!dir || !parse_dir(dir, &step, &attempt))
         return error_set(err, ERR_REFUSED, "%s is not a checkpoint directory (step-<n>.a<k>) and stays",
                          dir ? dir : "(none)");
@@ -458,21 +480,21 @@ int checkpoint_delete(const char *dir, struct error *err)
     if (lstat(dir, &st) == 0) {
         if (!S_ISDIR(st.st_mode))
             return error_set(err, ERR_REFUSED, "%s is not a directory and stays", dir);
-        /* What an earlier try left would be in the way. */
-        int rc = fs_remove_tree(going, err);
-        if (!rc && rename(dir, going) < 0 && errno != ENOENT)
-            rc = error_errno(err, errno, "cannot rename %s to %s", dir, going);
+        rc = put_aside(dir, going, err);
         if (!rc)
-            rc = sync_parents(dir, err);
-        if (rc)
-            return rc;
+            rc = sync_parents(dir, 1, err);
     } else if (errno != ENOENT) {
         return error_errno(err, errno, "cannot look at %s", dir);
     }
-    return fs_remove_tree(going, err);
+    if (!rc)
+        rc = fs_remove_tree(going, err);
+    /* Else a power cut brings it back, and nobody knows of it any more. */
+    if (!rc && (rc = sync_parents(dir, 1, err)) == ERR_NOT_FOUND)
+        rc = ERR_OK;
+    return rc;
 }
 
-int checkpoints_clear_torn(const char *parent, int64_t attempt, struct error *err)
+int checkpoints_clear_torn(const char *parent, int32_t first, int32_t last, struct error *err)
 {
     DIR *d = opendir(parent);
     if (!d)
@@ -483,7 +505,7 @@ int checkpoints_clear_torn(const char *parent, int64_t attempt, struct error *er
         int64_t step, k;
         struct stat st;
         rc = fs_join(dir, sizeof dir, err, parent, e->d_name);
-        if (rc || !parse_dir(dir, &step, &k) || k != attempt)
+        if (rc || !parse_dir(dir, &step, &k) || k < first || k > last)
             continue;
         rc = fs_join(manifest, sizeof manifest, err, dir, manifest_name);
         if (!rc && lstat(manifest, &st) < 0 && errno == ENOENT)

@@ -29,9 +29,9 @@ MUST_USE int checkpoint_open_shard(const char *dir, const char *file, int64_t by
 /* Removes a directory whose name is step-<n>.a<k>: renamed to <name>.deleting first, so that a half-removed one
  * is never taken for a checkpoint. One that is gone is fine; ERR_REFUSED for any other name. */
 MUST_USE int checkpoint_delete(const char *dir, struct error *err);
-/* Removes what `attempt` left half-written below `parent` (<dir>/<store id>-<job>): its directories without a
- * manifest. The controller knows nothing of one of which no shard was reported, so nobody else would. Only once
- * nothing of the attempt writes any more and the controller has closed it. A missing `parent` is fine. */
-MUST_USE int checkpoints_clear_torn(const char *parent, int64_t attempt, struct error *err);
+/* Removes what the attempts from `first` to `last` left half-written below `parent` (<dir>/<store id>-<job>): their
+ * directories without a manifest. The controller knows nothing of one of which no shard was reported, so nobody else
+ * would. Only once the controller has closed them all. A missing `parent` is fine. */
+MUST_USE int checkpoints_clear_torn(const char *parent, int32_t first, int32_t last, struct error *err);
 
 #endif

@@ -158,6 +158,9 @@ static void prepare(uv_work_t *work)
     l->rc = agent_preflight(spec, a->uid, gid, &l->reason, &l->err);
     if (l->rc)
         return;
+    /* Of a node that never came back nobody else would clear it. */
+    if (a->attempt > 1 && a->rank_count && a->ranks[0].rank == 0)
+        attempt_clear_torn(a, 1, a->attempt - 1);
     l->class_ = BOOST__EXIT_CLASS__VALUE__INFRA;
     l->reason = BOOST__REASON__VALUE__NONE;
     l->rc = check_node(l);

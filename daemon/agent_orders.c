@@ -313,7 +313,7 @@ struct forgetting {
     struct agent_attempt *a;
 };
 
-static void clear_checkpoints(const struct agent_attempt *a)
+void attempt_clear_torn(const struct agent_attempt *a, int32_t first, int32_t last)
 {
     struct as_user user;
     struct error err;
@@ -322,7 +322,7 @@ static void clear_checkpoints(const struct agent_attempt *a)
         return;
     int rc = as_user_begin(&user, a->uid, gid, &err);
     if (!rc) {
-        rc = checkpoints_clear_torn(a->start->checkpoint_dir, a->attempt, &err);
+        rc = checkpoints_clear_torn(a->start->checkpoint_dir, first, last, &err);
         as_user_end(&user);
     }
     if (rc)
@@ -335,7 +335,7 @@ static void remove_files(uv_work_t *work)
     const struct agent_attempt *a = f->a;
     struct error err;
     char gone[PATH_MAX + 16];
-    clear_checkpoints(a);
+    attempt_clear_torn(a, a->attempt, a->attempt);
     if (agent_logs_keep(a->agent, a->run_dir, &err))
         log_error(LOG_WARN, &err, "logs of %s are lost", a->run_dir);
     snprintf(gone, sizeof gone, "%s/%s%s", a->agent->attempts_dir, ATTEMPT_GONE_PREFIX, strrchr(a->run_dir, '/') + 1);

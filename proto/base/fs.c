@@ -149,6 +149,22 @@ int fs_read_regular(const char *path, struct buffer *out, struct error *err)
     return rc;
 }
 
+/* So that a directory just made is there after a power cut, and what is put in it with it. Not where that cannot be had:
+ * in a parent that may not be read, or on a file system that does not know it. */
+static int sync_parent_of(const char *path, struct error *err)
+{
+    char dir[PATH_MAX];
+    parent_of(path, dir);
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return errno == EACCES ? ERR_OK : error_errno(err, errno, "cannot open directory %s", dir);
+    int rc = ERR_OK;
+    if (fsync(fd) < 0 && errno != EINVAL && errno != ENOTSUP && errno != ENOSYS)
+        rc = error_errno(err, errno, "fsync of directory %s", dir);
+    close(fd);
+    return rc;
+}
+
 int fs_make_dirs(const char *path, mode_t mode, struct error *err)
 {
     char part[PATH_MAX];
@@ -161,7 +177,11 @@ int fs_make_dirs(const char *path, mode_t mode, struct error *err)
             continue;
         char keep = part[i];
         part[i] = '\0';
-        if (mkdir(part, mode) < 0) {
+        if (mkdir(part, mode) == 0) {
+            int rc = sync_parent_of(part, err);
+            if (rc)
+                return rc;
+        } else {
             int errnum = errno;
             struct stat st;
             /* EEXIST is not the only answer for a directory that is there: a

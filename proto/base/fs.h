@@ -21,7 +21,7 @@ MUST_USE int fs_read_file(const char *path, struct buffer *out, struct error *er
 /* The same of a regular file only, and no link to one: for names in a directory that somebody else may write.
  * ERR_CORRUPT for anything else; never blocks on a fifo. */
 MUST_USE int fs_read_regular(const char *path, struct buffer *out, struct error *err);
-/* mkdir -p; a component that exists as something else is named in the error. */
+/* mkdir -p, durable; a component that exists as something else is named in the error. */
 MUST_USE int fs_make_dirs(const char *path, mode_t mode, struct error *err);
 MUST_USE int fs_sync_dir(const char *path, struct error *err);
 /* Removes a directory tree without following links, also none that its owner puts there meanwhile; a missing one is

@@ -483,6 +483,27 @@ static void test_delete(void **state)
     assert_true(fs_exists(target));
 }
 
+static void test_what_is_torn_goes(void **state)
+{
+    (void)state;
+    static const char *const dirs[] = {"step-10.a1", "step-20.a2", "step-30.a3", "step-40.a4", "notes"};
+    char path[PATH_MAX], parent[PATH_MAX];
+    path_in(parent, "torn");
+    for (size_t i = 0; i < 5; i++) {
+        assert_int_equal(fs_join(path, sizeof path, NULL, parent, dirs[i]), 0);
+        assert_int_equal(fs_make_dirs(path, 0755, &err), 0);
+    }
+    assert_int_equal(fs_join(path, sizeof path, NULL, parent, "step-20.a2/manifest.json"), 0);
+    put(path, "{}", 2);
+    assert_int_equal(checkpoints_clear_torn(parent, 1, 3, &err), 0);
+    for (size_t i = 0; i < 5; i++) {
+        assert_int_equal(fs_join(path, sizeof path, NULL, parent, dirs[i]), 0);
+        assert_int_equal(fs_exists(path), i != 0 && i != 2);
+    }
+    path_in(path, "nowhere");
+    assert_int_equal(checkpoints_clear_torn(path, 1, 3, &err), 0);
+}
+
 /* ---- logs ---- */
 
 static void make_log(const char *name, size_t bytes, time_t when)
@@ -524,7 +545,8 @@ int main(void)
         TEST(test_preflight),        TEST(test_as_the_jobs_user),        TEST(test_manifest),
         TEST(test_find),
         TEST(test_manifest_refuses), TEST(test_verify_names_the_damage), TEST(test_verify_of_other_things_than_files),
-        TEST(test_delete),           TEST(test_the_cuda_check_is_remembered),
+        TEST(test_delete),           TEST(test_what_is_torn_goes),
+        TEST(test_the_cuda_check_is_remembered),
         TEST(test_logs_are_trimmed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
