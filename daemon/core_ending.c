@@ -129,10 +129,28 @@ static void say_stuck(struct job *job, const struct attempt *a)
     free(last);
 }
 
+/* Of an attempt that was asked to stop: the newest checkpoint, should it have failed to write it. */
+static void say_what_is_lost(struct job *job, const struct attempt *a)
+{
+    const struct checkpoint *lost = NULL;
+    for (int i = 0; i < job->n_checkpoints; i++) {
+        const struct checkpoint *k = job->checkpoints[i];
+        if (k->attempt == a->number && k->state == CKPT(ABANDONED) && k->step > job->checkpoint_step)
+            lost = k;
+    }
+    char *why = lost ? strdup(job->reason_text ? job->reason_text : "") : NULL;
+    if (why)
+        job_reason(job, job->reason, "%s%sno checkpoint of step %" PRId64 ": %s", why, *why ? "; " : "",
+                   lost->step, lost->note ? lost->note : "");
+    free(why);
+}
+
 static void ended(struct core *c, struct job *job, struct attempt *a, bool complete)
 {
     int limit = job->resolved->restart ? job->resolved->restart->no_progress_limit : 3;
     int target = job->stop_target;
+    if (job->state == STATE(STOPPING) && !complete)
+        say_what_is_lost(job, a);
     say_why_ended(c, job, a, complete);
     if (complete && !(job->state == STATE(STOPPING) && target == (int)STATE(FAILED))) {
         job_reason(job, REASON(NONE), "%s", "");
