@@ -18,13 +18,17 @@ struct agreement_votes agreement_vote(struct agreement *a, int64_t n, const stru
     a->seen = facts->asked;
     int64_t effect = n + 1; /* the step after which this vote can take effect */
     if (a->first_rank && effect < a->steps) {
-        if (a->every_steps && effect % a->every_steps == 0)
+        if (a->every_steps && effect % a->every_steps == 0) {
+            a->skipped += a->due;
             a->due = true;
+        }
         if (a->every_ns && a->now_ns - a->last_ns >= a->every_ns)
             a->due = true;
     }
+    /* One that is to begin after this step will be written in the next. Where each step asks for one that is wanted. */
+    bool begins = a->checkpoint && a->every_steps != 1;
     return (struct agreement_votes){
-        .stop = facts->stop, .checkpoint = a->due || a->seen != a->served, .busy = facts->busy};
+        .stop = facts->stop, .checkpoint = a->due || a->seen != a->served, .busy = facts->busy || begins};
 }
 
 struct agreement_actions agreement_settle(struct agreement *a, int64_t n, const struct agreement_votes *joined)
@@ -41,6 +45,8 @@ struct agreement_actions agreement_settle(struct agreement *a, int64_t n, const 
         a->due = false;
         a->served = a->seen;
         a->last_ns = a->now_ns;
+        actions.skipped = a->skipped;
+        a->skipped = 0;
     }
     return actions;
 }

@@ -20,6 +20,7 @@ struct agreement {
     uint32_t seen, served; /* counter of checkpoints asked for: as voted, as agreed */
     bool stop, checkpoint; /* agreed in the last step */
     bool waiting;          /* a checkpoint was postponed and has not been agreed since */
+    int64_t skipped;       /* of the interval since then */
 };
 
 struct agreement_votes {
@@ -36,6 +37,8 @@ struct agreement_facts {
 struct agreement_actions {
     bool stop, checkpoint;
     bool postponed; /* from here on a checkpoint is wanted, but some rank is still writing the last one */
+    int64_t skipped; /* with the agreement on a checkpoint that was postponed: how many more of interval STEPS fell due
+                      * meanwhile and are not made; the first rank's alone */
 };
 
 void agreement_init(struct agreement *a, int64_t start, int64_t steps, int64_t every_steps, int64_t every_ns,

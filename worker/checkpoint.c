@@ -16,6 +16,7 @@ enum {
     IMAGE_ALIGN = 4096,
     CHOICES_ROOM = 64 << 10, /* in the header, of a backend that makes choices */
 };
+#define WRITER_CPU 0.15 /* of a processor, while training is done on it */
 
 const enum state_kind shard_kinds[SHARD_KINDS] = {STATE_WEIGHT, STATE_MOMENT1, STATE_MOMENT2};
 static const char *const state_suffix[SHARD_KINDS] = {"", ".m", ".v"};
@@ -239,9 +240,11 @@ int checkpoint_open(const Boost__AttemptStart *start, const struct plan *plan, s
         rc = allocate_image(c, err);
     if (!rc)
         rc = rank_file_path(records, sizeof records, start->run_dir, rank, "shards", err);
+    /* Where the host does not compute the steps it has time for the writer. */
+    struct shard_pace pace = {.mib_s = start->spec->checkpoint->write_mib_s,
+                              .cpu = engine_kernels(engine)->stream_beside ? 0 : WRITER_CPU};
     if (!rc)
-        rc = shard_writer_create(records, rank, start->spec->checkpoint->write_mib_s, status ? &status->bytes : NULL,
-                                 &c->writer, err);
+        rc = shard_writer_create(records, rank, &pace, status ? &status->bytes : NULL, &c->writer, err);
     if (rc) {
         checkpoint_close(c);
         return rc;
@@ -283,38 +286,76 @@ int64_t checkpoint_bytes(const struct checkpoint *c)
     return (int64_t)(c->header_bytes + c->data_bytes);
 }
 
-/* A value is finite unless all bits of its exponent are set. `any` is or-ed, so that the loop has no branch. */
+/* A value is not finite where all bits of its exponent are set: then one more makes a carry into the sign's place. The
+ * carries are or-ed in lanes, so that there is neither a branch nor a chain. */
+enum { LANES = 16 };
+
 static bool finite_f32(const uint32_t *x, size_t n)
 {
-    uint32_t any = 0;
-    for (size_t i = 0; i < n; i++)
-        any |= (x[i] & 0x7f800000u) == 0x7f800000u;
-    return !any;
+    uint32_t carries[LANES] = {0}, any = 0;
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; j++)
+            carries[j] |= (x[i + (size_t)j] & 0x7f800000u) + 0x00800000u;
+    for (; i < n; i++)
+        any |= (x[i] & 0x7f800000u) + 0x00800000u;
+    for (int j = 0; j < LANES; j++)
+        any |= carries[j];
+    return !(any >> 31);
 }
 
 static bool finite_f64(const uint64_t *x, size_t n)
 {
-    uint64_t any = 0;
-    for (size_t i = 0; i < n; i++)
-        any |= (x[i] & 0x7ff0000000000000u) == 0x7ff0000000000000u;
-    return !any;
+    uint64_t carries[LANES] = {0}, any = 0;
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; j++)
+            carries[j] |= (x[i + (size_t)j] & 0x7ff0000000000000u) + 0x0010000000000000u;
+    for (; i < n; i++)
+        any |= (x[i] & 0x7ff0000000000000u) + 0x0010000000000000u;
+    for (int j = 0; j < LANES; j++)
+        any |= carries[j];
+    return !(any >> 63);
 }
 
-/* The copies are made meanwhile; then the image is complete.
- *
- * Finite gradients can still bring a weight or a moment out of range. A state that no training can go on from must
- * not become the newest checkpoint, which makes retention delete those that are good. */
-static int check_image(const void *arg, struct error *err)
+/* The copies are made meanwhile; then the image is complete. */
+static int image_ready(const void *arg, struct error *err)
 {
     const struct checkpoint *c = arg;
     int rc = c->copies ? engine_kernels(c->engine)->stream_sync(c->copies, err) : ERR_OK;
-    if (rc)
-        return error_context(err, "cannot copy the state");
-    for (size_t i = 0; i < c->n * SHARD_KINDS; i++) {
+    return rc ? error_context(err, "cannot copy the state") : ERR_OK;
+}
+
+/* Of the entries, which lie one behind the other, the first that ends behind byte `at` of the data. */
+static size_t entry_at(const struct checkpoint *c, size_t at)
+{
+    size_t low = 0, high = c->n * SHARD_KINDS;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (c->entries[middle].end > at)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+/* Finite gradients can still bring a weight or a moment out of range. A state that no training can go on from must
+ * not become the newest checkpoint, which makes retention delete those that are good. */
+static int check_finite(const void *arg, size_t from, size_t to, struct error *err)
+{
+    const struct checkpoint *c = arg;
+    from = from > c->header_bytes ? from - c->header_bytes : 0;
+    to = to > c->header_bytes ? to - c->header_bytes : 0;
+    for (size_t i = entry_at(c, from); i < c->n * SHARD_KINDS && c->entries[i].begin < to; i++) {
         const struct safetensors_entry *e = &c->entries[i];
-        const void *at = c->image + c->header_bytes + e->begin;
-        size_t n = (e->end - e->begin) / dtype_size(e->dtype);
-        if (e->dtype == DTYPE_F64 ? finite_f64(at, n) : finite_f32(at, n))
+        size_t size = dtype_size(e->dtype), begin = from > e->begin ? from - e->begin : 0;
+        size_t end = (to < e->end ? to : e->end) - e->begin;
+        begin /= size; /* an element across the border is looked at twice */
+        end = (end + size - 1) / size;
+        const char *at = c->image + c->header_bytes + e->begin + begin * size;
+        if (e->dtype == DTYPE_F64 ? finite_f64((const uint64_t *)at, end - begin)
+                                  : finite_f32((const uint32_t *)at, end - begin))
             continue;
         error_set(err, ERR_REFUSED, "the state is not finite: %s holds an infinity or a NaN", e->name);
         return error_hint(err, "look at the losses before it; lower optimizer.lr, or raise optimizer.eps");
@@ -327,8 +368,9 @@ int checkpoint_snapshot(struct checkpoint *c, const struct run_position *at, str
     struct shard_job job = {.step = at->step,
                             .data = c->image,
                             .size = c->header_bytes + c->data_bytes,
-                            .check = check_image,
-                            .check_arg = c};
+                            .ready = image_ready,
+                            .check = check_finite,
+                            .arg = c};
     shard_file_name(job.file, c->rank, c->plan->world);
     int used = snprintf(job.dir, sizeof job.dir, "%s/step-%" PRId64 ".a%d", c->start->checkpoint_dir, at->step,
                         c->start->attempt);

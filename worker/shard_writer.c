@@ -18,7 +18,11 @@
 #include "proto/worker.pb-c.h"
 
 enum {
-    CHUNK = 1 << 20,
+    PIECE = 4 << 20,        /* of a write past the page cache */
+    PIECE_CACHED = 1 << 20, /* of one into it: copied by this thread, so shorter */
+    PIECE_CAPPED = 1 << 18,
+    BLOCK = 1 << 18, /* is checked, then summed, while it is in the processor's cache */
+    DIRECT_ALIGN = 4096,
     SYNC_EVERY = 64 << 20, /* so that the last fsync is short and `bytes` means bytes on disk */
 };
 
@@ -26,7 +30,7 @@ enum {
 
 struct shard_writer {
     int rank;
-    double mib_s;
+    struct shard_pace pace;
     uint64_t *bytes;
     struct reclog_writer records;
     int64_t seq;
@@ -35,53 +39,150 @@ struct shard_writer {
     pthread_cond_t changed;
     bool busy, quit; /* under lock */
     int cancel;      /* atomic */
+    int awaited;     /* atomic; somebody stands still until the file is written */
     struct shard_job job;
     struct error outcome; /* of the last write */
 };
 
-/* ---- one file ---------------------------------------------------------------- */
+/* ---- pace --------------------------------------------------------------------- */
 
-/* Sleeps until `done` bytes may have been written since `start`. */
-static void throttle(const struct shard_writer *w, int64_t start, size_t done)
+/* Of a write: when its next piece may go out. */
+struct pacer {
+    int64_t due_ns;                /* by the cap */
+    int64_t wall_ns, processor_ns; /* at the last look */
+};
+
+static int64_t processor_ns(void)
 {
-    if (w->mib_s <= 0)
-        return;
-    int64_t due = start + (int64_t)((double)done / (w->mib_s * 1048576.0) * (double)NS_PER_S);
-    while (!__atomic_load_n(&w->cancel, __ATOMIC_RELAXED)) {
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return t.tv_sec * NS_PER_S + t.tv_nsec;
+}
+
+static bool is_set(const int *flag)
+{
+    return __atomic_load_n(flag, __ATOMIC_RELAXED);
+}
+
+/* Ends early where the write is given up, or `unless` is set. */
+static void sleep_until(const struct shard_writer *w, int64_t due, const int *unless)
+{
+    while (!is_set(&w->cancel) && !(unless && is_set(unless))) {
         int64_t left = due - clock_mono_ns();
         if (left <= 0)
             return;
-        if (left > 100 * NS_PER_MS) /* wake up for a cancel */
+        if (left > 100 * NS_PER_MS)
             left = 100 * NS_PER_MS;
         struct timespec t = {.tv_sec = left / NS_PER_S, .tv_nsec = left % NS_PER_S};
         nanosleep(&t, NULL);
     }
 }
 
-static int write_data(struct shard_writer *w, int fd, uint32_t *crc, struct error *err)
+static struct pacer pacer_start(void)
 {
-    const char *data = w->job.data;
-    int64_t start = clock_mono_ns();
-    size_t synced = 0;
-    *crc = 0;
-    for (size_t done = 0; done < w->job.size;) {
-        size_t n = w->job.size - done < CHUNK ? w->job.size - done : CHUNK;
-        int rc = fs_write_all(fd, data + done, n, err);
+    int64_t now = clock_mono_ns();
+    return (struct pacer){.due_ns = now, .wall_ns = now, .processor_ns = processor_ns()};
+}
+
+/* After `bytes` more. Training on the same processors goes on in steps that all its threads take together, so what this
+ * thread takes of one processor holds all of them up: it takes little at a time, and never all it could get. A lower
+ * priority would not do: a processor that training keeps busy might not come back to this thread for minutes. */
+static void keep_pace(const struct shard_writer *w, struct pacer *p, size_t bytes)
+{
+    int64_t used = processor_ns() - p->processor_ns;
+    if (w->pace.mib_s > 0) {
+        int64_t now = clock_mono_ns();
+        p->due_ns += (int64_t)((double)bytes / (w->pace.mib_s * 1048576.0) * (double)NS_PER_S);
+        if (p->due_ns < now) /* the disk was slow: that is not made up for */
+            p->due_ns = now;
+        sleep_until(w, p->due_ns, NULL);
+    }
+    if (w->pace.cpu > 0)
+        sleep_until(w, p->wall_ns + (int64_t)((double)used / w->pace.cpu), &w->awaited);
+    p->wall_ns = clock_mono_ns();
+    p->processor_ns += used;
+}
+
+/* ---- one file ---------------------------------------------------------------- */
+
+/* The file that is being written. */
+struct output {
+    const char *path;
+    int fd;
+    bool direct; /* past the page cache: no copy, and nothing of it stays in memory that others could use */
+};
+
+static void set_direct(struct output *o, bool on)
+{
+    int flags = fcntl(o->fd, F_GETFL);
+    if (flags >= 0 && fcntl(o->fd, F_SETFL, on ? flags | O_DIRECT : flags & ~O_DIRECT) == 0)
+        o->direct = on;
+}
+
+/* What a file system or the memory is not made for shows at the first write, or at the odd end. */
+static int write_piece(struct output *o, const char *at, size_t n, struct error *err)
+{
+    while (n) {
+        size_t whole = o->direct && n % DIRECT_ALIGN ? n - n % DIRECT_ALIGN : n;
+        if (!whole) {
+            set_direct(o, false);
+            whole = n;
+        }
+        ssize_t done = write(o->fd, at, whole);
+        if (done < 0 && errno == EINTR)
+            continue;
+        if (done < 0 && o->direct && (errno == EINVAL || errno == EFAULT || errno == EOPNOTSUPP)) {
+            set_direct(o, false);
+            if (!o->direct)
+                continue;
+        }
+        if (done < 0)
+            return error_errno(err, errno, "cannot write %s", o->path);
+        at += done;
+        n -= (size_t)done;
+    }
+    return ERR_OK;
+}
+
+static int check_and_sum(const struct shard_job *job, size_t from, size_t to, uint32_t *crc, struct error *err)
+{
+    for (size_t next; from < to; from = next) {
+        next = to - from < BLOCK ? to : from + BLOCK;
+        int rc = job->check ? job->check(job->arg, from, next, err) : ERR_OK;
         if (rc)
             return rc;
-        *crc = crc32c(*crc, data + done, n);
+        *crc = crc32c(*crc, (const char *)job->data + from, next - from);
+    }
+    return ERR_OK;
+}
+
+static int write_data(struct shard_writer *w, struct output *o, uint32_t *crc, struct error *err)
+{
+    const struct shard_job *job = &w->job;
+    struct pacer pacer = pacer_start();
+    size_t synced = 0;
+    *crc = 0;
+    for (size_t done = 0; done < job->size;) {
+        size_t piece = w->pace.mib_s > 0 ? PIECE_CAPPED : o->direct ? PIECE : PIECE_CACHED;
+        size_t n = job->size - done < piece ? job->size - done : piece;
+        int rc = check_and_sum(job, done, done + n, crc, err);
+        if (!rc)
+            rc = write_piece(o, (const char *)job->data + done, n, err);
+        if (rc)
+            return rc;
         done += n;
-        if (done - synced >= SYNC_EVERY && fdatasync(fd) < 0)
-            return error_errno(err, errno, "fdatasync");
-        if (done - synced >= SYNC_EVERY)
+        if (!o->direct && done - synced >= SYNC_EVERY) {
+            if (fdatasync(o->fd) < 0)
+                return error_errno(err, errno, "cannot write %s: fdatasync", o->path);
             synced = done;
+        }
         if (w->bytes)
             __atomic_fetch_add(w->bytes, n, __ATOMIC_RELAXED);
-        throttle(w, start, done);
-        if (__atomic_load_n(&w->cancel, __ATOMIC_RELAXED))
+        keep_pace(w, &pacer, n);
+        if (is_set(&w->cancel))
             return error_set(err, ERR_CANCELLED, "the rank ended before the write did");
     }
-    return fsync(fd) < 0 ? error_errno(err, errno, "fsync") : ERR_OK;
+    return fsync(o->fd) < 0 ? error_errno(err, errno, "cannot write %s: fsync", o->path) : ERR_OK;
 }
 
 static int write_shard(struct shard_writer *w, uint32_t *crc, struct error *err)
@@ -98,13 +199,16 @@ static int write_shard(struct shard_writer *w, uint32_t *crc, struct error *err)
     int used = snprintf(temp, sizeof temp, "%s/.%s.tmp", job->dir, job->file);
     if (used < 0 || (size_t)used >= sizeof temp)
         return error_set(err, ERR_INVALID, "path too long: %s", job->dir);
-    int fd = open(temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
-    if (fd < 0)
+    const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW;
+    struct output o = {.path = temp, .fd = open(temp, flags, 0644)};
+    if (o.fd < 0 && errno == ENOENT && !fs_make_dirs(job->dir, 0755, err)) /* another rank that failed took it away */
+        o.fd = open(temp, flags, 0644);
+    if (o.fd < 0)
         return error_errno(err, errno, "cannot create %s", temp);
-    rc = write_data(w, fd, crc, err);
-    if (rc)
-        error_context(err, "cannot write %s", temp);
-    if (close(fd) < 0 && !rc)
+    if (job->size >= PIECE)
+        set_direct(&o, true);
+    rc = write_data(w, &o, crc, err);
+    if (close(o.fd) < 0 && !rc)
         rc = error_errno(err, errno, "cannot close %s", temp);
     if (!rc && rename(temp, path) < 0)
         rc = error_errno(err, errno, "cannot rename %s to %s", temp, path);
@@ -138,7 +242,7 @@ static void run_job(struct shard_writer *w, struct error *outcome)
     int64_t start = clock_mono_ns();
     uint32_t crc = 0;
     error_clear(outcome);
-    int rc = w->job.check ? w->job.check(w->job.check_arg, outcome) : ERR_OK;
+    int rc = w->job.ready ? w->job.ready(w->job.arg, outcome) : ERR_OK;
     if (!rc)
         rc = write_shard(w, &crc, outcome);
     Boost__ShardRecord r = BOOST__SHARD_RECORD__INIT;
@@ -158,7 +262,7 @@ static void run_job(struct shard_writer *w, struct error *outcome)
     struct error failed;
     int told = append_record(w, &r, &failed);
     int64_t give_up = clock_mono_ns() + TELL_NS;
-    while (told == ERR_NOSPACE && clock_mono_ns() < give_up && !__atomic_load_n(&w->cancel, __ATOMIC_RELAXED)) {
+    while (told == ERR_NOSPACE && clock_mono_ns() < give_up && !is_set(&w->cancel)) {
         struct timespec t = {.tv_nsec = 100 * NS_PER_MS};
         nanosleep(&t, NULL);
         told = append_record(w, &r, &failed);
@@ -208,14 +312,14 @@ static int count_records(const char *path, int64_t *out, struct error *err)
     return rc;
 }
 
-int shard_writer_create(const char *records, int rank, double mib_s, uint64_t *bytes, struct shard_writer **out,
-                        struct error *err)
+int shard_writer_create(const char *records, int rank, const struct shard_pace *pace, uint64_t *bytes,
+                        struct shard_writer **out, struct error *err)
 {
     struct shard_writer *w = calloc(1, sizeof *w);
     if (!w)
         return error_set(err, ERR_NOMEM, "out of memory");
     w->rank = rank;
-    w->mib_s = mib_s;
+    w->pace = *pace;
     w->bytes = bytes;
     w->records.fd = -1;
     int rc = reclog_open(&w->records, records, err);
@@ -257,11 +361,19 @@ void shard_writer_destroy(struct shard_writer *w)
     free(w);
 }
 
+/* With the lock. */
+static void await_idle(struct shard_writer *w)
+{
+    __atomic_store_n(&w->awaited, 1, __ATOMIC_RELAXED);
+    while (w->busy)
+        pthread_cond_wait(&w->changed, &w->lock);
+    __atomic_store_n(&w->awaited, 0, __ATOMIC_RELAXED);
+}
+
 void shard_writer_start(struct shard_writer *w, const struct shard_job *job)
 {
     pthread_mutex_lock(&w->lock);
-    while (w->busy)
-        pthread_cond_wait(&w->changed, &w->lock);
+    await_idle(w);
     w->job = *job;
     w->busy = true;
     pthread_cond_broadcast(&w->changed);
@@ -279,8 +391,7 @@ bool shard_writer_busy(struct shard_writer *w)
 int shard_writer_wait(struct shard_writer *w, struct error *err)
 {
     pthread_mutex_lock(&w->lock);
-    while (w->busy)
-        pthread_cond_wait(&w->changed, &w->lock);
+    await_idle(w);
     if (err)
         *err = w->outcome;
     int rc = (int)w->outcome.code;

@@ -12,23 +12,29 @@
 
 struct shard_writer;
 
-/* records: path of the record log of ShardRecord. mib_s: cap, 0 = none. *bytes is moved forward as
- * bytes reach the disk (may be NULL). */
-MUST_USE int shard_writer_create(const char *records, int rank, double mib_s, uint64_t *bytes,
+struct shard_pace {
+    double mib_s; /* at most so many MiB a second, whatever had to be waited for; 0 = no cap */
+    double cpu;   /* of one processor's time, while nobody waits for the writer: 0.25; 0 = no limit */
+};
+/* records: path of the record log of ShardRecord. *bytes is moved forward as bytes reach the disk (may be NULL). */
+MUST_USE int shard_writer_create(const char *records, int rank, const struct shard_pace *pace, uint64_t *bytes,
                                  struct shard_writer **out, struct error *err);
 /* Stops a write that is under way (its temporary file goes) and ends the thread. */
 void shard_writer_destroy(struct shard_writer *w);
 
-/* One file to write; `data` stays untouched by the caller until the writer is idle. */
+/* One file to write; `data` stays untouched by the caller until the writer is idle. Where it begins on a page the
+ * file is written past the page cache, if its file system can. */
 struct shard_job {
     int64_t step;
     char dir[1024]; /* made if it is not there */
     char file[64];
     const void *data;
     size_t size;
-    /* Asked on the writer's thread before anything is written; an error is the outcome. NULL: nothing to ask. */
-    int (*check)(const void *arg, struct error *err);
-    const void *check_arg;
+    /* Called on the writer's thread, NULL: nothing to ask; an error is the outcome, and no file comes to be. `ready`
+     * once, before data is read; `check` of each part [from, to) of data, in order, right before it is written. */
+    int (*ready)(const void *arg, struct error *err);
+    int (*check)(const void *arg, size_t from, size_t to, struct error *err);
+    const void *arg;
 };
 /* Waits until idle, then starts. */
 void shard_writer_start(struct shard_writer *w, const struct shard_job *job);

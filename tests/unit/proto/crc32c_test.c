@@ -80,11 +80,34 @@ static void test_both_agree_everywhere(void **state)
     }
 }
 
+/* Lengths around those that are worked on in parts side by side, at odd starts, and continued from any remainder. */
+static void test_long_ones(void **state)
+{
+    (void)state;
+    enum { LEN = 40000 };
+    static uint8_t data[LEN + 16];
+    uint32_t x = 3;
+    for (size_t i = 0; i < sizeof data; i++) {
+        x = x * 1664525u + 1013904223u;
+        data[i] = (uint8_t)(x >> 24);
+    }
+    for (size_t start = 0; start < 9; start += 2)
+        for (size_t len = 1000; len < LEN; len += 511 + len % 13) {
+            uint32_t want = reference(x, data + start, len);
+            assert_int_equal(crc32c(x, data + start, len), want);
+            assert_int_equal(portable(x, data + start, len), want);
+        }
+    for (int near = -9; near <= 9; near++)
+        for (size_t parts = 2048; parts <= 6 * 2048; parts += 2048)
+            assert_int_equal(crc32c(0, data, parts + (size_t)near), reference(0, data, parts + (size_t)near));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_published_vectors),
         cmocka_unit_test(test_both_agree_everywhere),
+        cmocka_unit_test(test_long_ones),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

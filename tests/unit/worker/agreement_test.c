@@ -121,6 +121,35 @@ static void a_busy_writer_postpones(void **state)
     assert_int_equal(told, 1);
 }
 
+/* Of a writer that is slower than the interval every step that is due is a checkpoint, at its own step or later, or is
+ * counted as skipped; and none begins while the last one is written. */
+static void a_writer_slower_than_the_interval_skips(void **state)
+{
+    (void)state;
+    for (int64_t every = 1; every <= 5; every++)
+        for (int writes = 0; writes <= 23; writes++) {
+            struct sim s;
+            begin(&s, 0, 400, every, 0);
+            int64_t taken = 0, skipped = 0, until = 0;
+            for (int64_t n = 1; n <= 300; n++) {
+                s.facts[1].busy = n < until;
+                step(&s, n);
+                skipped += s.actions.skipped;
+                assert_true(s.actions.skipped == 0 || s.ranks[0].checkpoint);
+                if (!s.actions.checkpoint)
+                    continue;
+                taken++;
+                assert_true(n >= until || every == 1); /* every step: the vote cannot know yet */
+                until = n + 1 + writes;
+            }
+            int64_t under_way = s.ranks[0].due + s.ranks[0].skipped + s.ranks[0].checkpoint;
+            int64_t due = 300 / every + (301 % every == 0); /* the last step's vote is about the next one */
+            assert_int_equal(taken + skipped + under_way, due);
+            assert_true(writes + 2 >= every || !skipped);
+            assert_true(writes <= 2 * every || skipped);
+        }
+}
+
 static void a_stop_takes_effect_after_the_next_step(void **state)
 {
     (void)state;
@@ -173,6 +202,7 @@ int main(void)
         cmocka_unit_test(a_request_is_served_once),
         cmocka_unit_test(a_request_to_all_ranks_at_different_steps_ends),
         cmocka_unit_test(a_busy_writer_postpones),
+        cmocka_unit_test(a_writer_slower_than_the_interval_skips),
         cmocka_unit_test(a_stop_takes_effect_after_the_next_step),
         cmocka_unit_test(random_histories),
     };
