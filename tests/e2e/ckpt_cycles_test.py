@@ -20,6 +20,12 @@ def measures(pids):
     return out
 
 
+def all_entries(top):
+    """Names in all folders below, less those of the checkpoints that come and go."""
+    return sum(len(files) + len([d for d in folders if not d.startswith("step-")])
+               for at, folders, files in os.walk(top) if "/step-" not in at)
+
+
 def test_many_checkpoints_leave_nothing_behind():
     with Cluster(cpu_slots=1) as c:
         # so slow a step that the next checkpoint finds the last one written
@@ -39,7 +45,7 @@ def test_many_checkpoints_leave_nothing_behind():
         base = os.path.dirname([k["path"] for k in rows() if k["state"] == "COMMITTED"][-1])
         pids = {"boostd": c.boostd.pid, "agent": c.agents["n1"].pid, "keeper": c.keeper_pid(job, 1),
                 "rank": c.rank_pids(job, 1)[0]}
-        before = measures(pids)
+        before, names = measures(pids), all_entries(c.dir)
         wait_until(lambda: committed() >= CYCLES, 20 + CYCLES, f"{CYCLES} checkpoints")
         after = measures(pids)
         for name, (fds, rss) in before.items():
@@ -47,11 +53,12 @@ def test_many_checkpoints_leave_nothing_behind():
             assert after[name][0] <= fds + 4, (name, before, after)
             assert after[name][1] <= 1.1 * rss + 4096 + 2 * CYCLES, (name, before, after)
         assert len(entries()) <= KEEP + 4, entries()
+        assert all_entries(c.dir) <= names + 8, (names, all_entries(c.dir))  # logs rotate, temporary files come and go
         c.ok("cancel", "--now", job)
         c.wait_state(job, "CANCELLED")
         wait_until(lambda: len(entries()) == sum(k["state"] == "COMMITTED" for k in rows()) <= KEEP, 20,
                    "the last ones to be deleted")
-        print(f"# {len(rows())} checkpoints: {before} -> {after}")
+        print(f"# {len(rows())} checkpoints: {before} -> {after}, {names} -> {all_entries(c.dir)} names")
 
 
 run(globals())
