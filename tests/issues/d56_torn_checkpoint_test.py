@@ -61,6 +61,77 @@ def test_d56_a_cut_shard_and_a_missing_one(c):
     goes_on(c, job, ks[-3]["step"], [f"step {ks[-1]['step']} does not verify", f"step {ks[-2]['step']} does not verify"])
 
 
+def shards(k):
+    return sorted(os.path.join(k["path"], f) for f in os.listdir(k["path"]) if f.endswith(".safetensors"))
+
+
+def held_again(c, job, attempt):
+    """Goes on and is held once it has two newer checkpoints of this attempt; all that are committed."""
+    def own():
+        return [k for k in committed(c, job) if k["attempt"] == attempt]
+    wait_until(lambda: len(own()) >= 2, 30, f"two checkpoints of attempt {attempt}")
+    c.ok("hold", job)
+    c.wait_state(job, "HELD", deadline=40)
+    return committed(c, job)
+
+
+@shared
+def test_d56_every_kind_of_damage_is_named_and_passed_over(c):
+    """In turn, of one job: what is wrong with the newest is in the event and in `ckpt verify`, and the one before is taken."""
+    job = c.submit(endless(c, tp=2, every=6, name="kinds"), "--set", "checkpoint.keep=100")
+    ks = held_again(c, job, 1)
+
+    def half(path):
+        os.truncate(path, os.path.getsize(path) // 2)
+
+    def other_step(k):
+        shutil.copy(shards(ks[-2])[0], shards(k)[0])
+
+    def linked(path):
+        os.rename(path, path + ".away")
+        os.symlink(path + ".away", path)
+    kinds = [(lambda k: os.unlink(shards(k)[1]), 1, "No such file"),
+             (lambda k: half(shards(k)[0]), 0, "bytes"),
+             (lambda k: os.truncate(shards(k)[1], 0), 1, "bytes"),
+             (other_step, 0, "CRC"),
+             (lambda k: linked(shards(k)[1]), 1, "regular file"),
+             (lambda k: half(os.path.join(k["path"], "manifest.json")), None, "manifest.json"),
+             (lambda k: os.unlink(os.path.join(k["path"], "manifest.json")), None, "manifest.json")]
+    for n, (spoil, shard, says) in enumerate(kinds):
+        newest, before = ks[-1], ks[-2]
+        file = os.path.basename(shards(newest)[shard]) if shard is not None else "manifest.json"
+        spoil(newest)
+        r = c.ctl("ckpt", "verify", f"{job}@{newest['step']}")
+        assert r.rc == 1 and any(file in x and says in x for x in r.out.splitlines()), (n, r)
+        c.ok("release", job)
+        c.wait_state(job, "RUNNING")
+        assert attempts(c, job)[-1]["from_step"] == before["step"], (n, attempts(c, job)[-1], before)
+        text = c.ok("events", job)
+        line = next(x for x in text.splitlines() if f"checkpoint of step {newest['step']} does not verify" in x)
+        assert file in line and f"the one of step {before['step']} is tried" in line, (n, line)
+        ks = held_again(c, job, n + 2)
+
+    # the same step, written by two attempts: the shard of the one in the place of the other's
+    first = next(k for k in ks if k["attempt"] == len(kinds) + 1)
+    older = [k for k in ks if k["step"] < first["step"] and "damaged" not in k.get("note", "")][-1]
+    c.ok("restart", job, "--from", older["step"])
+    ks = held_again(c, job, len(kinds) + 2)
+    twice = next(k for k in ks if k["step"] == first["step"] and k["attempt"] == len(kinds) + 2)
+    shutil.copy(shards(first)[1], shards(twice)[1])
+    for k in ks:
+        if k["step"] > twice["step"]:
+            os.unlink(shards(k)[0])
+    r = c.ctl("ckpt", "verify", f"{job}@{twice['step']}")
+    name = os.path.basename(shards(twice)[1])
+    assert r.rc == 1 and any(name in x and f"attempt {first['attempt']}" in x for x in r.out.splitlines()), r
+    c.ok("release", job)
+    c.wait_state(job, "RUNNING")
+    assert attempts(c, job)[-1]["from_step"] < twice["step"], attempts(c, job)[-1]
+    assert f"checkpoint of step {twice['step']} does not verify" in c.ok("events", job)
+    c.ok("cancel", "--now", job)
+    c.wait_state(job, "CANCELLED")
+
+
 @shared
 def test_d56_nothing_left_starts_from_the_beginning_and_says_so(c):
     job, ks = held_with_checkpoints(c, "all-gone")
