@@ -276,6 +276,19 @@ static int verify_listed(const char *dir, const json_t *shards, struct error *er
     return rc;
 }
 
+/* Whether the directory that the job's checkpoints share is gone, as it is where a file system is not mounted. */
+static bool parent_is_gone(const char *dir)
+{
+    char path[PATH_MAX];
+    struct stat st;
+    snprintf(path, sizeof path, "%s", dir);
+    char *slash = strrchr(path, '/');
+    if (!slash || slash == path)
+        return false;
+    *slash = '\0';
+    return stat(path, &st) < 0 ? errno == ENOENT || errno == ENOTDIR : !S_ISDIR(st.st_mode);
+}
+
 int checkpoint_verify(const Boost__VerifyCheckpoint *o, struct error *err)
 {
     json_t *manifest = NULL;
@@ -287,6 +300,13 @@ int checkpoint_verify(const Boost__VerifyCheckpoint *o, struct error *err)
     if (!rc && !o->n_shards)
         rc = verify_listed(o->dir, json_object_get(manifest, "shards"), err);
     json_decref(manifest);
+    bool mirrored = o->mirror && *o->mirror;
+    if ((rc == ERR_NOT_FOUND || rc == ERR_CORRUPT) && o->n_shards && !mirrored && parent_is_gone(o->dir)) {
+        /* All of them at once: to call them damaged would begin the job anew, and delete them when they are back. */
+        error_set(err, ERR_IO, "%.*s is not there: is its file system mounted?", (int)(strrchr(o->dir, '/') - o->dir),
+                  o->dir);
+        return error_hint(err, "to give the job's checkpoints up, make an empty directory of that name");
+    }
     return rc ? error_context(err, "checkpoint of step %" PRId64 ", attempt %d", o->step, o->attempt) : ERR_OK;
 }
 

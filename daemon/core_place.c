@@ -253,8 +253,9 @@ static void verified(struct core *c, struct task *t, int rc, const struct error 
         start_next(c, job);
     } else {
         char why[512];
-        snprintf(why, sizeof why, "the checkpoint of step %" PRId64 " cannot be verified yet: %.300s",
-                 job->starting->candidate ? job->starting->candidate->step : init_step(job->resolved), err->message);
+        snprintf(why, sizeof why, "the checkpoint of step %" PRId64 " cannot be verified yet: %.280s%s%.120s%s",
+                 job->starting->candidate ? job->starting->candidate->step : init_step(job->resolved), err->message,
+                 *err->hint ? " (" : "", err->hint, *err->hint ? ")" : "");
         start_later(c, job, why);
     }
 }

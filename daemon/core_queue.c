@@ -166,7 +166,7 @@ static bool is_kept(struct core *c, const struct job *job, struct sched_answer *
         due_at(c, job->start_retry_due);
         kept(out, REASON(Backoff));
         if (out)
-            snprintf(out->text, sizeof out->text, "%.200s",
+            snprintf(out->text, sizeof out->text, "%s",
                      job->start_trouble && *job->start_trouble ? job->start_trouble : "tried again soon");
         return true;
     }

@@ -79,7 +79,7 @@ struct sched_request {
  * empty. */
 enum sched_verdict { SCHED_PLACED, SCHED_WAIT, SCHED_BEHIND, SCHED_NEVER };
 
-enum { SCHED_TEXT = 256 };
+enum { SCHED_TEXT = 512 };
 struct sched_answer {
     enum sched_verdict verdict;
     Boost__Reason__Value reason; /* when not placed */

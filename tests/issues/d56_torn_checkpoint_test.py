@@ -133,6 +133,30 @@ def test_d56_every_kind_of_damage_is_named_and_passed_over(c):
 
 
 @shared
+def test_d56_a_directory_that_is_not_there_is_waited_for(c):
+    """As where a file system is not mounted: that says nothing about the checkpoints, and the job does not begin anew."""
+    job, ks = held_with_checkpoints(c, "unmounted")
+    base = os.path.dirname(ks[-1]["path"])
+    for away in (base, os.path.dirname(base)):
+        os.rename(away, away + ".away")
+        c.ok("release", job)
+        row = wait_until(lambda: (r := c.status(job)) and "is not there" in r["info"] and r, 20, "the wait in status")
+        assert base in row["info"] and "mounted" in row["info"] and "empty directory" in row["info"] and row["state"] == "QUEUED", row
+        assert not any(k.get("note") for k in committed(c, job)), committed(c, job)
+        os.rename(away + ".away", away)
+        if away == base:
+            wait_event(c, job, "running", attempt=2)
+            assert attempts(c, job)[-1]["from_step"] == ks[-1]["step"], attempts(c, job)
+            c.ok("hold", job)
+            c.wait_state(job, "HELD", deadline=40)
+            ks = committed(c, job)
+    c.wait_state(job, "COMPLETED")
+    assert attempts(c, job)[-1]["from_step"] == ks[-1]["step"], attempts(c, job)
+    assert "does not verify" not in c.ok("events", job)
+    same_losses(c, job, twin_of(c, steps=STEPS, every=8), STEPS)
+
+
+@shared
 def test_d56_nothing_left_starts_from_the_beginning_and_says_so(c):
     job, ks = held_with_checkpoints(c, "all-gone")
     for k in ks:
