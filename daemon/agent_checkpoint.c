@@ -235,25 +235,30 @@ int checkpoint_write_manifest(const Boost__WriteManifest *o, int64_t job, struct
 
 /* ---- verify ---- */
 
+static int read_manifest(const char *text, size_t len, const char *name, int64_t step, int32_t attempt, json_t **out,
+                         struct error *err)
+{
+    json_error_t where;
+    if (!(*out = json_loadb(text, len, 0, &where)))
+        return error_set(err, ERR_CORRUPT, "%s is damaged: line %d: %s", name, where.line, where.text);
+    const char *schema = json_string_value(json_object_get(*out, "schema"));
+    if (!schema || strcmp(schema, manifest_schema) || json_integer_value(json_object_get(*out, "step")) != step ||
+        json_integer_value(json_object_get(*out, "attempt")) != attempt)
+        return error_set(err, ERR_CORRUPT, "%s is not the manifest of step %" PRId64 ", attempt %d", name, step, attempt);
+    return ERR_OK;
+}
+
 static int load_manifest(const char *dir, int64_t step, int32_t attempt, json_t **out, struct error *err)
 {
     char path[PATH_MAX];
-    json_error_t where;
     struct buffer text;
     buffer_init(&text, MANIFEST_MAX);
     *out = NULL;
     int rc = fs_join(path, sizeof path, err, dir, manifest_name);
     if (!rc)
         rc = fs_read_regular(path, &text, err);
-    if (!rc && !(*out = json_loadb(text.data ? (char *)text.data : "", text.len, 0, &where)))
-        rc = error_set(err, ERR_CORRUPT, "%s is damaged: line %d: %s", path, where.line, where.text);
-    if (!rc) {
-        const char *schema = json_string_value(json_object_get(*out, "schema"));
-        if (!schema || strcmp(schema, manifest_schema) || json_integer_value(json_object_get(*out, "step")) != step ||
-            json_integer_value(json_object_get(*out, "attempt")) != attempt)
-            rc = error_set(err, ERR_CORRUPT, "%s is not the manifest of step %" PRId64 ", attempt %d", path, step,
-                           attempt);
-    }
+    if (!rc)
+        rc = read_manifest(text.data ? (char *)text.data : "", text.len, path, step, attempt, out, err);
     buffer_free(&text);
     return rc;
 }
@@ -335,11 +340,46 @@ int checkpoint_faults(const Boost__VerifyCheckpoint *o, struct arena *mem, char 
     return ERR_OK;
 }
 
+/* Of a manifest of `dir`. */
+static int spec_of(const json_t *manifest, const char *dir, struct arena *a, Boost__JobSpec **out, struct error *err)
+{
+    char *text = json_dumps(json_object_get(manifest, "spec"), 0);
+    int rc = text ? ERR_OK : error_set(err, ERR_CORRUPT, "%s/%s holds no job", dir, manifest_name);
+    if (!rc && !(*out = (Boost__JobSpec *)reflect_new(a, &boost__job_spec__descriptor)))
+        rc = error_set(err, ERR_NOMEM, "no memory for the manifest of %s", dir);
+    if (!rc)
+        rc = json_read(&(*out)->base, a, manifest_name, text, strlen(text),
+                       &(struct read_options){.allow_unknown = true}, err);
+    free(text);
+    return rc;
+}
+
+bool checkpoint_parse_name(const char *name, int64_t *step, int *attempt)
+{
+    char dir[NAME_MAX + 2];
+    int64_t k;
+    if (snprintf(dir, sizeof dir, "/%s", name) >= (int)sizeof dir || !parse_dir(dir, step, &k) || k > INT32_MAX)
+        return false;
+    *attempt = (int)k;
+    return true;
+}
+
+int checkpoint_spec_of(const char *text, size_t len, int64_t step, int32_t attempt, struct arena *a,
+                       Boost__JobSpec **out, struct error *err)
+{
+    json_t *manifest = NULL;
+    *out = NULL;
+    int rc = read_manifest(text, len, manifest_name, step, attempt, &manifest, err);
+    if (!rc)
+        rc = spec_of(manifest, "the checkpoint", a, out, err);
+    json_decref(manifest);
+    return rc;
+}
+
 int checkpoint_spec(const char *dir, struct arena *a, Boost__JobSpec **out, struct error *err)
 {
     int64_t step, attempt;
     json_t *manifest = NULL;
-    char *text = NULL;
     *out = NULL;
     if (!parse_dir(dir, &step, &attempt) || attempt > INT32_MAX) {
         error_set(err, ERR_INVALID, "%s is not a checkpoint directory (step-<n>.a<k>)", dir);
@@ -348,14 +388,8 @@ int checkpoint_spec(const char *dir, struct arena *a, Boost__JobSpec **out, stru
     int rc = load_manifest(dir, step, (int32_t)attempt, &manifest, err);
     if (rc == ERR_NOT_FOUND)
         error_hint(err, "only a directory with its manifest.json is a whole checkpoint");
-    if (!rc && !(text = json_dumps(json_object_get(manifest, "spec"), 0)))
-        rc = error_set(err, ERR_CORRUPT, "%s/%s holds no job", dir, manifest_name);
-    if (!rc && !(*out = (Boost__JobSpec *)reflect_new(a, &boost__job_spec__descriptor)))
-        rc = error_set(err, ERR_NOMEM, "no memory for the manifest of %s", dir);
     if (!rc)
-        rc = json_read(&(*out)->base, a, manifest_name, text, strlen(text),
-                       &(struct read_options){.allow_unknown = true}, err);
-    free(text);
+        rc = spec_of(manifest, dir, a, out, err);
     json_decref(manifest);
     return rc;
 }

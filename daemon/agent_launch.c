@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "daemon/agent_data.h"
+#include "daemon/agent_init.h"
 #include "daemon/agent_node.h"
 #include "daemon/agent_preflight.h"
 #include "daemon/keeper.h"
@@ -78,14 +79,31 @@ static int make_pages(const struct agent_attempt *a, struct error *err)
 }
 
 /* The directory is the job's user's own; start.pb comes last and makes it count. */
+/* A checkpoint by URL lies in the cache by now. */
+static int local_resume(Boost__AttemptStart *start, Boost__CheckpointRef *resume, char path[PATH_MAX], struct error *err)
+{
+    bool has = false;
+    if (!start->resume || !start->resume->path || !strstr(start->resume->path, "://"))
+        return ERR_OK;
+    int rc = init_local(start->spec, path, &has, err);
+    *resume = *start->resume;
+    resume->path = path;
+    start->resume = resume;
+    return rc || has ? rc : error_set(err, ERR_PROTOCOL, "a checkpoint by URL is not the job's");
+}
+
 static int make_run_dir(const struct agent_attempt *a, Boost__JobSpec *spec, struct error *err)
 {
     char path[PATH_MAX];
     Boost__AttemptStart start = *a->start;
+    Boost__CheckpointRef resume;
+    char fetched[PATH_MAX];
     start.spec = spec;
     struct buffer packed;
     buffer_init(&packed, LIMIT_FRAME);
-    int rc = fs_remove_tree(a->run_dir, err);
+    int rc = local_resume(&start, &resume, fetched, err);
+    if (!rc)
+        rc = fs_remove_tree(a->run_dir, err);
     if (!rc)
         rc = fs_make_dirs(a->run_dir, 0700, err);
     if (!rc)

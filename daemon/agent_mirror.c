@@ -180,7 +180,7 @@ static int fetch_shard(struct s3 *s, const char *tmp, const struct s3_url *at, c
         if (ftruncate(fd, have) < 0)
             rc = error_errno(err, errno, "cannot write %s", path);
         else
-            rc = s3_get(s, at, fd, &have, shard->bytes, err);
+            rc = s3_get(s, at, fd, &have, shard->bytes, NULL, err);
         *moved += have > before ? have - before : 0;
         if (!rc)
             rc = sum_of(fd, &sum, path, err);

@@ -167,8 +167,8 @@ int agent_preflight_init(const Boost__JobSpec *spec, uint32_t uid, uint32_t gid,
     struct as_user user;
     struct arena mem;
     Boost__JobSpec *was = NULL;
-    if (!from || !from->path || !*from->path)
-        return ERR_OK;
+    if (!from || !from->path || !*from->path || strstr(from->path, "://"))
+        return ERR_OK; /* what is fetched, agent_init looks at */
     int rc = as_user_begin(&user, uid, gid, err);
     if (rc)
         return rc;

@@ -134,7 +134,7 @@ static struct agent_remote remote_of(struct task *t, uint32_t uid, uint32_t gid)
 
 static struct data_fetch data_work(struct task *t, uint32_t uid, uint32_t gid)
 {
-    return (struct data_fetch){remote_of(t, uid, gid), t->tasks->agent->attempts_dir};
+    return (struct data_fetch){remote_of(t, uid, gid), t->tasks->agent->attempts_dir, t->tasks->agent->worker_path};
 }
 
 /* That there are keys: whether they are the right ones only the store can say, and that may take its time. */
@@ -319,7 +319,7 @@ static int run_file_task(struct task *t, struct error *err)
         return checkpoint_tool(t, uid, gid, err);
     if (order->body_case == BOOST__TASK__BODY_FETCH_DATA) {
         struct data_fetch x = data_work(t, uid, gid);
-        return order->fetch_data->spec ? data_fetch(&x, order->fetch_data->spec, &t->moved, err)
+        return order->fetch_data->spec ? data_fetch(&x, order->fetch_data->spec, order->fetch_data->init, &t->moved, err)
                                        : error_set(err, ERR_PROTOCOL, "an order to fetch names no job");
     }
     struct s3 *s = NULL;

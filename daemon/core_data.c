@@ -1,10 +1,13 @@
-/* Token files by URL: before an attempt begins every one of its nodes fetches what it does not have yet. */
+/* Token files by URL, and a checkpoint to start from: before an attempt begins every one of its nodes fetches what it
+ * does not have yet. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/core_internal.h"
+
+#define FRESH_NS (300 * NS_PER_S) /* below what agents let files be that nobody uses: YOUNG_S of agent_cache.c */
 
 static bool any_url(Boost__TokenFile *const *files, size_t n)
 {
@@ -30,7 +33,7 @@ static void cannot_be_had(struct core *c, struct job *job, const struct task *t,
 {
     start_cancel(c, job);
     job_reason(job, REASON(DataError),
-               "%s cannot fetch its data: %.400s%s%.200s%s; release with: boostctl release %" PRId64, t->node->name,
+               "%s cannot fetch its files: %.400s%s%.200s%s; release with: boostctl release %" PRId64, t->node->name,
                err->message, *err->hint ? " (" : "", err->hint, *err->hint ? ")" : "", job->id);
     job_fire(c, job, EV_HOLD);
     attempt_say_end(c, job, job->n_attempts);
@@ -51,15 +54,18 @@ static void fetched(struct core *c, struct task *t, int rc, const struct error *
         cannot_be_had(c, job, t, err);
     } else if (rc) {
         char why[700];
-        snprintf(why, sizeof why, "%s cannot fetch its data yet: %.400s%s%.200s%s", t->node->name, err->message,
+        snprintf(why, sizeof why, "%s cannot fetch its files yet: %.400s%s%.200s%s", t->node->name, err->message,
                  *err->hint ? " (" : "", err->hint, *err->hint ? ")" : "");
         start_later(c, job, why);
     } else {
         if (reply->moved > 0)
             add_event(c, job, job->n_attempts + 1, t->node->name, "controller", "data-fetched",
-                      "%.1f MiB of token files fetched in %.1f s", (double)reply->moved / (1 << 20),
+                      "%.1f MiB of its files fetched in %.1f s", (double)reply->moved / (1 << 20),
                       (double)(now_mono(c) - t->since) / (double)NS_PER_S);
-        if (!s->fetching)
+        /* The first ones may have waited for long, and what waits can be thrown out by others. */
+        if (!s->fetching && now_mono(c) - s->fetched_from > FRESH_NS)
+            start_fetch(c, job);
+        else if (!s->fetching)
             start_commit(c, job);
     }
 }
@@ -67,22 +73,28 @@ static void fetched(struct core *c, struct task *t, int rc, const struct error *
 void start_fetch(struct core *c, struct job *job)
 {
     struct core_start *s = job->starting;
-    if (!has_urls(job)) {
+    bool init = !s->candidate && init_url(job->resolved);
+    if (!init && !has_urls(job)) {
         start_commit(c, job);
         return;
     }
     Boost__FetchData body = BOOST__FETCH_DATA__INIT;
     Boost__Task task = BOOST__TASK__INIT;
     body.spec = job->resolved;
+    body.has_init = true;
+    body.init = init;
     task.body_case = BOOST__TASK__BODY_FETCH_DATA;
     task.fetch_data = &body;
+    free(s->fetches);
     s->fetches = calloc((size_t)s->n_nodes, sizeof *s->fetches);
+    s->fetching = 0;
+    s->fetched_from = now_mono(c);
     for (int i = 0; s->fetches && i < s->n_nodes; i++) {
         s->fetches[i] = task_send(c, s->nodes[i], job, job->uid, job->gid, &task, CORE_FETCH_NS, fetched, NULL);
         s->fetching += s->fetches[i] != 0;
     }
     if (s->fetching < s->n_nodes)
-        start_later(c, job, "its nodes cannot be reached to fetch its data");
+        start_later(c, job, "its nodes cannot be reached to fetch its files");
     else
         progress_changed(c, job);
 }

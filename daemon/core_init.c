@@ -17,6 +17,12 @@ const char *init_path(const Boost__JobSpec *resolved)
     return from && from->path && *from->path ? from->path : NULL;
 }
 
+const char *init_url(const Boost__JobSpec *resolved)
+{
+    const char *path = init_path(resolved);
+    return path && strstr(path, "://") ? path : NULL;
+}
+
 bool init_weights_only(const Boost__JobSpec *resolved)
 {
     return init_path(resolved) && resolved->checkpoint->init_from->weights_only;
@@ -125,7 +131,12 @@ int init_resolve(struct core *c, Boost__JobSpec *resolved, struct error *err)
         char *end = resolved->checkpoint->init_from->path + strlen(path);
         while (end > path + 1 && end[-1] == '/')
             *--end = '\0';
-        if (!init_parse(path, &step, &attempt)) {
+        bool named = init_parse(path, &step, &attempt);
+        if (!named && init_url(resolved) && !init_weights_only(resolved)) {
+            error_set(err, ERR_INVALID, "%.300s: what is no checkpoint directory (step-<n>.a<k>) holds weights alone",
+                      path);
+            rc = error_hint(err, "set checkpoint.init_from.weights_only: true");
+        } else if (!named && !init_url(resolved)) {
             error_set(err, ERR_INVALID, "%.300s is not a checkpoint directory (step-<n>.a<k>)", path);
             rc = error_hint(err, "boostctl ckpt ls JOB shows the directories of a job's checkpoints; a Hugging Face "
                                  "directory is made one by boostctl ckpt import");
@@ -141,11 +152,23 @@ int init_resolve(struct core *c, Boost__JobSpec *resolved, struct error *err)
     return rc ? error_context(err, "checkpoint.init_from") : ERR_OK;
 }
 
+/* Is this the URL of the checkpoint's copy? That goes with it. */
+static bool is_copy(const char *url, const struct checkpoint *k)
+{
+    const char *mirror = k->mirror_url, *tail = k->path + strlen(k->path);
+    size_t len = mirror ? strlen(mirror) : 0;
+    for (int parts = 2; tail > k->path && parts; parts -= *tail == '/')
+        tail--;
+    while (len && mirror[len - 1] == '/')
+        len--;
+    return len && !strncmp(url, mirror, len) && !strcmp(url + len, tail);
+}
+
 bool init_in_use(struct core *c, const struct checkpoint *k)
 {
     for (const struct job *job = c->active.head; job; job = job->active.next) {
         const char *path = init_path(job->resolved);
-        if (path && job->checkpoint_step < 0 && k->path && strcmp(path, k->path) == 0)
+        if (path && job->checkpoint_step < 0 && k->path && (strcmp(path, k->path) == 0 || is_copy(path, k)))
             return true;
     }
     return false;

@@ -115,6 +115,7 @@ struct core_start {
     uint64_t task;
     uint64_t *fetches; /* core_data: tasks, by node; 0: it has its data. NULL: not asked yet */
     int fetching;      /* so many are not answered */
+    int64_t fetched_from; /* when they were asked */
     int64_t since;
 };
 
@@ -307,7 +308,8 @@ void job_take_changes(struct core *c, struct job *job);
 
 /* ---- core_init.c: starting from another job's checkpoint ---------------------------- */
 
-const char *init_path(const Boost__JobSpec *resolved); /* the checkpoint's directory; NULL: none */
+const char *init_path(const Boost__JobSpec *resolved); /* the checkpoint's directory, or its URL; NULL: none */
+const char *init_url(const Boost__JobSpec *resolved); /* where that is one, which its nodes fetch; else NULL */
 bool init_weights_only(const Boost__JobSpec *resolved);
 int64_t init_step(const Boost__JobSpec *resolved);     /* that the first attempt begins with; 0 without one */
 bool init_parse(const char *path, int64_t *step, int *attempt); /* ".../step-<n>.a<k>" */

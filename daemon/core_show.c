@@ -215,7 +215,7 @@ static void waits_of(struct waits *w, const struct job *job)
 static const char *preparing(const struct job *job)
 {
     const struct core_start *s = job->starting;
-    return s->fetches                ? "fetches its token files"
+    return s->fetches                ? "fetches its files"
            : s->proving < s->n_nodes ? "looks into its checkpoint directory"
                                      : "verifies its checkpoint";
 }

@@ -492,7 +492,7 @@ static void check_optimizer(struct faults *all, const Boost__Optimizer *o)
         fault(all, "leave it out, or choose schedule: WSD", "optimizer.wsd_decay_steps applies to schedule WSD only");
 }
 
-static void check_checkpoint(struct faults *all, const Boost__Checkpoint *c)
+static void check_checkpoint(struct faults *all, const Boost__Checkpoint *c, const Boost__Data *d)
 {
     if (c->every_steps > 0 && c->interval != BOOST__INTERVAL__VALUE__STEPS)
         fault(all, "leave it out, or choose interval: STEPS", "checkpoint.every_steps applies to interval STEPS only");
@@ -504,7 +504,13 @@ static void check_checkpoint(struct faults *all, const Boost__Checkpoint *c)
               "checkpoint.interval SECONDS needs checkpoint.every_seconds");
     if (c->mirror && *c->mirror && strncmp(c->mirror, "s3://", 5) != 0)
         fault(all, "write mirror: \"s3://bucket/prefix\"", "checkpoint.mirror is not an s3:// address");
+    if (c->dir && strstr(c->dir, "://"))
+        fault(all, "set checkpoint.dir to a directory that all nodes see, and checkpoint.mirror to s3://bucket/prefix for "
+              "copies", "checkpoint.dir is a URL: ranks write into directories alone");
     const Boost__InitFrom *from = c->init_from;
+    if (from && from->path && strstr(from->path, "://") && (!d || !d->cache_dir || !*d->cache_dir))
+        fault(all, "set data.cache_dir to a directory of each node, where files by URL are kept",
+              "checkpoint.init_from.path is a URL and needs data.cache_dir");
     if (from && from->weights_only && (!from->path || !*from->path))
         fault(all, "add path to init_from, or leave init_from out",
               "checkpoint.init_from.weights_only needs checkpoint.init_from.path");
@@ -554,7 +560,7 @@ static void check_between(struct faults *all, const Boost__JobSpec *spec)
     if (spec->optimizer)
         check_optimizer(all, spec->optimizer);
     if (spec->checkpoint)
-        check_checkpoint(all, spec->checkpoint);
+        check_checkpoint(all, spec->checkpoint, spec->data);
     if (spec->resources && spec->resources->has_min_nodes && spec->resources->min_nodes > spec->resources->nodes)
         fault(all, "min_nodes is at most nodes", "resources.min_nodes = %d is over resources.nodes = %d",
               spec->resources->min_nodes, spec->resources->nodes);

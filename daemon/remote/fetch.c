@@ -25,13 +25,15 @@ static int request(const struct fetch_source *f, struct http_call *call, struct 
     call->redirects = true;
     for (int tries = 1;; tries++) {
         int64_t before = call->at;
+        if (call->text)
+            buffer_clear(call->text);
         rc = http_do(f->http, call, err);
         if (!rc && call->status >= 200 && call->status < 300)
             return ERR_OK;
         bool again = http_transient(rc, call->status);
         if (!rc)
             rc = refusal(call->status, err);
-        if (call->at > before)
+        if (call->at - before >= HTTP_CAME_ON)
             tries = 1;
         if (!again || tries >= http_tries(f->http))
             return rc;
@@ -70,19 +72,32 @@ int fetch_look(const struct fetch_source *f, struct fetch_info *out, struct erro
     return rc;
 }
 
-int fetch_rest(const struct fetch_source *f, int fd, int64_t *from, int64_t bytes, struct error *err)
+int fetch_rest(const struct fetch_source *f, int fd, int64_t *from, int64_t bytes, int64_t most, const char *etag,
+               struct error *err)
 {
     struct s3_url at;
     int rc = f->s3 ? s3_url_parse(f->url, &at, err) : ERR_OK;
     if (rc)
         return rc;
     if (f->s3)
-        return s3_get(f->s3, &at, fd, from, bytes, err);
-    struct http_call call = {.method = "GET", .fd = fd, .at = *from, .most = bytes < 0 ? INT64_MAX : bytes};
+        return s3_get(f->s3, &at, fd, from, bytes, etag, err);
+    struct http_call call = {.method = "GET", .fd = fd, .at = *from, .most = bytes < 0 ? most : bytes,
+                             .only_etag = etag};
     if (bytes < 0 || *from < bytes)
         rc = request(f, &call, err);
     *from = call.at;
     if (!rc && bytes >= 0 && call.at != bytes)
         rc = error_set(err, ERR_CORRUPT, "it has %" PRId64 " bytes, not %" PRId64, call.at, bytes);
     return rc;
+}
+
+int fetch_text(const struct fetch_source *f, struct buffer *out, struct error *err)
+{
+    struct s3_url at;
+    if (!f->s3) {
+        struct http_call call = {.method = "GET", .fd = -1, .text = out};
+        return request(f, &call, err);
+    }
+    int rc = s3_url_parse(f->url, &at, err);
+    return rc ? rc : s3_get_text(f->s3, &at, out, err);
 }

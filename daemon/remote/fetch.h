@@ -16,8 +16,11 @@ struct fetch_info {
 };
 
 MUST_USE int fetch_look(const struct fetch_source *f, struct fetch_info *out, struct error *err);
-/* Writes the bytes from *from on, which is the size of the file behind fd. `bytes`: the whole size, -1: not known.
- * *from is how far it came, whatever the result. */
-MUST_USE int fetch_rest(const struct fetch_source *f, int fd, int64_t *from, int64_t bytes, struct error *err);
+/* Writes the bytes from *from on, which is the size of the file behind fd. `bytes`: the whole size, -1: not known, then
+ * `most` at most. *from is how far it came, whatever the result. ERR_BUSY: what is there has another ETag by now. */
+MUST_USE int fetch_rest(const struct fetch_source *f, int fd, int64_t *from, int64_t bytes, int64_t most,
+                        const char *etag, struct error *err);
+/* The whole of a small file, behind what is in `out`, which is empty. */
+MUST_USE int fetch_text(const struct fetch_source *f, struct buffer *out, struct error *err);
 
 #endif

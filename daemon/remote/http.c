@@ -15,7 +15,7 @@
 #include "proto/base/clock.h"
 #include "proto/base/fs.h"
 
-enum { PAUSE_MS = 50, BACKOFF_MS = 200, BACKOFF_MAX_MS = 20000, RETRY_AFTER_MAX_S = 60, REDIRECTS = 5 };
+enum { PAUSE_MS = 50, BACKOFF_MS = 200, BACKOFF_MAX_MS = 20000, RETRY_AFTER_MAX_S = 60, REDIRECTS = 5, LEAST_BYTES_S = 1024, BODY_SMALL = 64 << 10 };
 
 struct http {
     CURL *curl;
@@ -25,7 +25,8 @@ struct http {
     int64_t moved, since; /* bytes both ways, and when that last changed */
     int rc;               /* why the transfer was broken off, with `err` */
     struct error err;
-    bool stalled;
+    bool stalled, slow;
+    int64_t window_moved, window_since; /* the same, when the speed was last looked at */
     bool first; /* byte of the answer's body */
 };
 
@@ -111,6 +112,8 @@ static int place(struct http *h, long status)
         if (ftruncate(c->fd, 0) < 0)
             return error_errno(&h->err, errno, "the part that came before cannot be dropped");
     }
+    if (status == 206 && c->only_etag && *c->only_etag && *c->etag && strcmp(c->only_etag, c->etag) != 0)
+        return error_set(&h->err, ERR_BUSY, "the file was changed while it was fetched");
     if (status == 206 && c->from != c->at)
         return error_set(&h->err, ERR_CORRUPT, "the server sent bytes from %lld on, not from %lld", (long long)c->from,
                          (long long)c->at);
@@ -149,6 +152,14 @@ static int64_t number(const char *text)
     return errno || end == text || v < 0 ? -1 : v;
 }
 
+/* "120", or a date. */
+static int64_t seconds_from_now(const char *text)
+{
+    int64_t s = number(text);
+    time_t then = s < 0 ? curl_getdate(text, NULL) : -1;
+    return then < 0 ? s : (int64_t)then - clock_wall_ns() / NS_PER_S;
+}
+
 static void keep(char *out, size_t cap, const char *value, size_t len)
 {
     if (len < cap) {
@@ -180,7 +191,11 @@ static size_t header(char *line, size_t size, size_t n, void *arg)
     if (IS("content-length"))
         c->length = number(text);
     else if (IS("retry-after"))
-        c->retry_after_s = number(text);
+        c->retry_after_s = seconds_from_now(text);
+    else if (IS("date"))
+        c->date_s = (int64_t)curl_getdate(text, NULL);
+    else if (IS("x-amz-bucket-region"))
+        keep(c->region, sizeof c->region, text, strlen(text));
     else if (IS("etag"))
         keep(c->etag, sizeof c->etag, text, strlen(text));
     else if (IS("x-amz-meta-boost-crc32c"))
@@ -194,6 +209,16 @@ static size_t header(char *line, size_t size, size_t n, void *arg)
     return len;
 }
 
+static bool moves_file(const struct http_call *c)
+{
+    return c->fd >= 0 || (c->counts && c->body_len > BODY_SMALL);
+}
+
+static int64_t least_bytes(const struct http *h)
+{
+    return (int64_t)LEAST_BYTES_S * h->options.stall_ms / 1000;
+}
+
 static int watch(void *arg, curl_off_t down_all, curl_off_t down, curl_off_t up_all, curl_off_t up)
 {
     struct http *h = arg;
@@ -204,8 +229,14 @@ static int watch(void *arg, curl_off_t down_all, curl_off_t down, curl_off_t up_
         h->moved = down + up;
         h->since = now;
     }
-    h->stalled = h->options.stall_ms > 0 && now - h->since > h->options.stall_ms * NS_PER_MS;
-    return h->stalled || http_stopped(h);
+    int64_t window = h->options.stall_ms * NS_PER_MS;
+    if (now - h->window_since > window) { /* what drips would else go on for ever */
+        h->slow = h->options.stall_ms > 0 && moves_file(h->call) && down + up - h->window_moved < least_bytes(h);
+        h->window_since = now;
+        h->window_moved = down + up;
+    }
+    h->stalled = h->options.stall_ms > 0 && now - h->since > window;
+    return h->stalled || h->slow || http_stopped(h);
 }
 
 /* ---- a call ---- */
@@ -222,6 +253,13 @@ static int failed(struct http *h, CURLcode code, struct error *err)
         return error_set(err, ERR_CANCELLED, "the agent is ending");
     if (h->stalled)
         return error_set(err, ERR_TIMEOUT, "no byte moved for %d ms", h->options.stall_ms);
+    if (h->slow)
+        return error_set(err, ERR_TIMEOUT, "less than %d bytes a second came for %d ms", LEAST_BYTES_S,
+                         h->options.stall_ms);
+    if (code == CURLE_UNSUPPORTED_PROTOCOL && !strncmp(h->call->url, "https://", 8)) {
+        error_set(err, ERR_INVALID, "the server sends on to an address that is not https");
+        return error_hint(err, "name the address itself, if what anybody on the way may change will do");
+    }
     switch (code) {
     case CURLE_OPERATION_TIMEDOUT:
         return error_set(err, ERR_TIMEOUT, "%s", said);
@@ -249,7 +287,7 @@ static void set_up(struct http *h, struct curl_slist *headers)
     curl_easy_setopt(curl, CURLOPT_PATH_AS_IS, 1L);
     curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
-    curl_easy_setopt(curl, CURLOPT_REDIR_PROTOCOLS_STR, "http,https");
+    curl_easy_setopt(curl, CURLOPT_REDIR_PROTOCOLS_STR, strncmp(c->url, "https://", 8) ? "http,https" : "https");
     curl_easy_setopt(curl, CURLOPT_FOLLOWLOCATION, c->redirects ? 1L : 0L);
     curl_easy_setopt(curl, CURLOPT_MAXREDIRS, (long)REDIRECTS);
     curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT_MS, (long)h->options.connect_ms);
@@ -289,12 +327,14 @@ int http_do(struct http *h, struct http_call *call, struct error *err)
     h->sent = 0;
     h->moved = 0;
     h->since = clock_mono_ns();
-    h->stalled = false;
+    h->stalled = h->slow = false;
+    h->window_moved = 0;
+    h->window_since = h->since;
     h->first = true;
     h->rc = ERR_OK;
     call->status = 0;
-    call->length = call->total = call->from = call->retry_after_s = -1;
-    call->etag[0] = call->crc32c[0] = '\0';
+    call->length = call->total = call->from = call->retry_after_s = call->date_s = -1;
+    call->etag[0] = call->crc32c[0] = call->region[0] = '\0';
     for (size_t i = 0; i < call->n_headers && headers; i++) {
         struct curl_slist *more = curl_slist_append(headers, call->headers[i]);
         if (!more)

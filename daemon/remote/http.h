@@ -21,7 +21,7 @@ void http_progress_passed(struct http_progress *p, int64_t bytes); /* the file o
 
 struct http_options {
     const atomic_bool *stop; /* once true, a request ends soon with ERR_CANCELLED; NULL: never */
-    int stall_ms;            /* without a byte either way: ERR_TIMEOUT */
+    int stall_ms;            /* without a byte either way, or a file with less than 1 KiB a second: ERR_TIMEOUT */
     int connect_ms;
     const char *ca_file;     /* PEM; NULL or "": the system's */
     int tries;               /* of one request; 0: HTTP_TRIES */
@@ -44,6 +44,7 @@ struct http_call {
     int64_t at;                 /* the file has so many bytes, the next are asked for; moved on by what came, and set
                                  * back to 0 with the file by a server that sends all of it again */
     int64_t most;               /* the file's size at most                */
+    const char *only_etag;      /* what is gone on with has it, else ERR_BUSY; NULL or "": any */
     struct buffer *text;
 
     /* the answer */
@@ -52,6 +53,8 @@ struct http_call {
     int64_t total;         /* of the whole file, of Content-Range; -1   */
     int64_t from;          /* first byte, of Content-Range; -1          */
     int64_t retry_after_s; /* -1: not told                              */
+    int64_t date_s;        /* of the server's clock, Unix; -1            */
+    char region[64];       /* x-amz-bucket-region; ""                   */
     char etag[128];        /* as it stands there, with its quotes; ""   */
     char crc32c[16];       /* x-amz-meta-boost-crc32c; ""               */
 };
@@ -74,6 +77,6 @@ bool http_transient(int rc, int status);
 /* How long to wait before try number `tries` (from 1): doubled from 200 ms up to 20 s, half of it at random; what the
  * server asked for (60 s at most) where that is more. */
 int64_t http_backoff_ms(int tries, int64_t retry_after_s);
-enum { HTTP_TRIES = 8 };
+enum { HTTP_TRIES = 8, HTTP_CAME_ON = 64 << 10 }; /* a try that brought so many bytes is as good as none */
 
 #endif

@@ -9,7 +9,7 @@
 #include "daemon/remote/s3_internal.h"
 #include "proto/base/clock.h"
 
-enum { PART_BYTES = 8 << 20, URL_MAX = 16 << 10, KEY_TEXT = 1100 };
+enum { PART_BYTES = 8 << 20, URL_MAX = 16 << 10, KEY_TEXT = 1100, SKEW_S = 900 };
 
 /* ---- names ---- */
 
@@ -83,6 +83,7 @@ int s3_open(const struct s3_options *o, struct s3 **out, struct error *err)
     if (o->endpoint && *o->endpoint) {
         rc = parse_endpoint(s, o->endpoint, err);
     } else {
+        s->amazon = true;
         snprintf(s->scheme, sizeof s->scheme, "https");
         snprintf(s->host, sizeof s->host, "s3.%s.amazonaws.com", s->region);
     }
@@ -183,9 +184,53 @@ static int sign(struct s3 *s, const struct s3_url *at, const struct sigv4_pair *
     return rc;
 }
 
-/* What the store said, as an error. Only code and message of its answer: others repeat parts of the request. */
-static int refusal(const struct s3 *s, int status, struct error *err)
+/* Of the bucket, as a refused request was told; "": not. */
+static void region_told(const struct s3 *s, const struct http_call *call, char out[64])
 {
+    snprintf(out, 64, "%s", call->region);
+    if (!*out && !xml_text(s3_answer(s), "Region", out, 64))
+        out[0] = '\0';
+    if (out[strspn(out, "abcdefghijklmnopqrstuvwxyz0123456789-")])
+        out[0] = '\0';
+}
+
+/* The same request may do under the bucket's own region. */
+static bool learn_region(struct s3 *s, const struct http_call *call)
+{
+    char region[64];
+    bool moved = call->status == 301 || call->status == 307;
+    region_told(s, call, region);
+    if (s->region_learnt || !*region || !strcmp(region, s->region) || (call->status != 400 && !(moved && s->amazon)))
+        return false;
+    s->region_learnt = true;
+    snprintf(s->region, sizeof s->region, "%s", region);
+    if (s->amazon)
+        snprintf(s->host, sizeof s->host, "s3.%s.amazonaws.com", s->region);
+    return true;
+}
+
+static void hint_of_refusal(const struct s3 *s, const struct http_call *call, const char *code, struct error *err)
+{
+    char region[64];
+    int64_t ahead = call->date_s < 0 ? 0 : clock_wall_ns() / NS_PER_S - call->date_s;
+    bool skewed = ahead > SKEW_S || ahead < -SKEW_S;
+    int status = call->status;
+    region_told(s, call, region);
+    if (!strcmp(code, "RequestTimeTooSkewed") || ((status == 400 || status == 403) && skewed))
+        error_hint(err, "this machine's clock is %" PRId64 " s %s the store's: set it", ahead < 0 ? -ahead : ahead,
+                          ahead < 0 ? "behind" : "ahead of");
+    else if (*region && (status == 400 || status == 301 || status == 307))
+        error_hint(err, "set s3_region of agent.conf to %s, and s3_endpoint to an address there", region);
+    else if (status == 301 || status == 307)
+        error_hint(err, "set s3_endpoint and s3_region of agent.conf to the bucket's");
+    else if (status == 401 || status == 403)
+        error_hint(err, "check the keys in the file of s3_credentials, and what they may do with this bucket");
+}
+
+/* What the store said, as an error. Only code and message of its answer: others repeat parts of the request. */
+static int refusal(const struct s3 *s, const struct http_call *call, struct error *err)
+{
+    int status = call->status;
     char code[80] = "", message[200] = "";
     xml_text(s3_answer(s), "Code", code, sizeof code);
     xml_text(s3_answer(s), "Message", message, sizeof message);
@@ -197,12 +242,7 @@ static int refusal(const struct s3 *s, int status, struct error *err)
                          : http_transient(ERR_OK, status) ? ERR_UNREACHABLE
                                                           : ERR_INVALID;
     error_set(err, rc, "status %d%s%s%s%s", status, *code ? " " : "", code, *message ? ": " : "", message);
-    if (!strcmp(code, "RequestTimeTooSkewed"))
-        return error_hint(err, "set this machine's clock");
-    if (status == 401 || status == 403)
-        return error_hint(err, "check the keys in the file of s3_credentials, and what they may do with this bucket");
-    if (status == 301 || status == 307)
-        return error_hint(err, "set s3_endpoint and s3_region of agent.conf to the bucket's");
+    hint_of_refusal(s, call, code, err);
     return rc;
 }
 
@@ -229,10 +269,12 @@ int s3_request(struct s3 *s, const struct s3_url *at, const struct sigv4_pair *q
         if (!rc && call->status >= 200 && call->status < 300)
             break;
         bool again = http_transient(rc, call->status);
+        if (!rc && learn_region(s, call))
+            continue;
         if (!rc)
-            rc = refusal(s, call->status, err);
-        if (call->at > before)
-            tries = 1; /* it came on */
+            rc = refusal(s, call, err);
+        if (call->at - before >= HTTP_CAME_ON)
+            tries = 1;
         if (!again || tries >= http_tries(s->http))
             break;
         if (!http_pause(s->http, http_backoff_ms(tries, call->retry_after_s)))
@@ -268,9 +310,11 @@ int s3_put(struct s3 *s, const struct s3_url *at, const void *data, size_t len, 
     return s3_request(s, at, NULL, 0, crc32c, &call, err);
 }
 
-int s3_get(struct s3 *s, const struct s3_url *at, int fd, int64_t *from, int64_t expect, struct error *err)
+int s3_get(struct s3 *s, const struct s3_url *at, int fd, int64_t *from, int64_t expect, const char *etag,
+           struct error *err)
 {
-    struct http_call call = {.method = "GET", .fd = fd, .at = *from, .most = expect < 0 ? INT64_MAX : expect};
+    struct http_call call = {.method = "GET", .fd = fd, .at = *from, .most = expect < 0 ? INT64_MAX : expect,
+                             .only_etag = etag};
     int rc = ERR_OK;
     if (expect < 0 || *from < expect)
         rc = s3_request(s, at, NULL, 0, NULL, &call, err);

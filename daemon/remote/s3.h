@@ -40,8 +40,10 @@ MUST_USE int s3_head(struct s3 *s, const struct s3_url *at, struct s3_object *ou
 MUST_USE int s3_put(struct s3 *s, const struct s3_url *at, const void *data, size_t len, const char *crc32c,
                     struct error *err);
 /* Writes the object's bytes from *from on, which is the size of the file behind fd. `expect`: its whole size, anything
- * else is ERR_CORRUPT; -1: not known. Goes on where it was cut. *from is how far it came, whatever the result. */
-MUST_USE int s3_get(struct s3 *s, const struct s3_url *at, int fd, int64_t *from, int64_t expect, struct error *err);
+ * else is ERR_CORRUPT; -1: not known. Goes on where it was cut. *from is how far it came, whatever the result. `etag`:
+ * ERR_BUSY where what would be gone on with has another one; NULL or "": it may have any. */
+MUST_USE int s3_get(struct s3 *s, const struct s3_url *at, int fd, int64_t *from, int64_t expect, const char *etag,
+                    struct error *err);
 /* The whole of a small object. */
 MUST_USE int s3_get_text(struct s3 *s, const struct s3_url *at, struct buffer *out, struct error *err);
 /* One that is not there is fine. */

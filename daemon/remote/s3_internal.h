@@ -13,6 +13,8 @@ struct s3 {
     struct buffer text; /* of the last answer that went into no file */
     char scheme[8], host[300], region[64];
     bool path_style;
+    bool amazon;        /* no endpoint was given: host goes by region */
+    bool region_learnt; /* from the store, once */
     int64_t part_bytes;
     struct s3_credentials credentials;
 };

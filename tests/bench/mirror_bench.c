@@ -39,7 +39,7 @@ static int there_and_back(struct s3 *s, const char *bucket, int fd, int back, st
         rc = s3_upload(s, &at, fd, st.st_size, sum, &sent, err);
     int64_t up = clock_mono_ns();
     if (!rc)
-        rc = s3_get(s, &at, back, &got, st.st_size, err);
+        rc = s3_get(s, &at, back, &got, st.st_size, NULL, err);
     int64_t down = clock_mono_ns();
     if (!rc && sum_of(back) != sum)
         rc = error_set(err, ERR_CORRUPT, "what came back is not what went");

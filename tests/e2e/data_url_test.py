@@ -57,7 +57,7 @@ def test_a_file_of_the_web_trains_as_one_of_the_disk(c):
                            {"method": "GET", "match": "a.txt", "status": 503, "times": 2}]
     job = c.submit(spec(c, put("a.txt")))
     c.wait_state(job, "COMPLETED")
-    assert "token files fetched" in wait_event(c, job, "data-fetched")["text"]
+    assert "MiB of its files fetched" in wait_event(c, job, "data-fetched")["text"]
     file, = (c.dir / "cache").glob("*-a.txt")
     assert file.read_bytes() == TEXT and not list((c.dir / "cache").glob("*.part"))
     disk = c.dir / "a.txt"

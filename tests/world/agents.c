@@ -359,6 +359,13 @@ static void on_task(struct world *w, struct fake_agent *a, const Boost__Task *t)
         if (a->silent_mirror)
             return;
         break;
+    case BOOST__TASK__BODY_FETCH_DATA:
+        a->fetches++;
+        a->fetched_init = t->fetch_data->init;
+        code = a->fetch_code;
+        if (a->silent_fetch)
+            return;
+        break;
     case BOOST__TASK__BODY_READ_LOG:
         r.has_data = r.has_next_offset = r.has_finished = 1;
         r.data.data = (uint8_t *)(uintptr_t) "hello\n";

@@ -53,7 +53,10 @@ struct fake_agent {
     char verify_bad[64];
     int manifest_code;
     const char *failure_text; /* of whichever of these; NULL: some words */
-    int mirror_code, delete_code;
+    int mirror_code, delete_code, fetch_code;
+    int fetches;            /* FetchData; */
+    bool fetched_init;      /* the newest was for init_from too, */
+    bool silent_fetch;      /* and takes for ever */
     bool silent_mirror;     /* copies take for ever */
     int mirrors;            /* copies that were asked for; */
     char mirrored[512];     /* the newest: directory and where to */

@@ -85,7 +85,7 @@ const struct built_rule built_rules[] = {
     {"run.precision", BUILT_ANY, 0, NULL},
     {"run.tensorboard_dir", BUILT_ANY, 0, NULL},
 
-    {"checkpoint.dir", BUILT_LOCAL, 0, "checkpoints in object storage"},
+    {"checkpoint.dir", BUILT_ANY, 0, NULL},
     {"checkpoint.interval", BUILT_ANY, 0, NULL},
     {"checkpoint.every_steps", BUILT_ANY, 0, NULL},
     {"checkpoint.every_seconds", BUILT_ANY, 0, NULL},
@@ -93,7 +93,7 @@ const struct built_rule built_rules[] = {
     {"checkpoint.keep_every", BUILT_ANY, 0, NULL},
     {"checkpoint.mirror", BUILT_ANY, 0, NULL},
     {"checkpoint.write_mib_s", BUILT_ANY, 0, NULL},
-    {"checkpoint.init_from.path", BUILT_LOCAL, 0, "checkpoints in object storage"},
+    {"checkpoint.init_from.path", BUILT_ANY, 0, NULL},
     {"checkpoint.init_from.weights_only", BUILT_ANY, 0, NULL},
 
     {"resources.device", BUILT_ANY, 0, NULL},
@@ -189,14 +189,12 @@ static void check_value(struct faults *f, const struct built_rule *rule, const P
     if (!count || rule->kind == BUILT_ANY)
         return;
     const void *at = reflect_get(m, field, 0);
-    if (rule->kind == BUILT_EMPTY || rule->kind == BUILT_LOCAL) {
+    if (rule->kind == BUILT_EMPTY) {
         const char *s = *(char *const *)at;
-        bool list = field->label == PROTOBUF_C_LABEL_REPEATED;
-        if (rule->kind == BUILT_EMPTY ? !list && (!s || !*s) : !s || !strstr(s, "://"))
+        if (field->label != PROTOBUF_C_LABEL_REPEATED && (!s || !*s))
             return;
         snprintf(text, sizeof text, "\"%.80s\"", s ? s : "");
-        snprintf(mend, sizeof mend, rule->kind == BUILT_EMPTY ? "leave %s out" : "give %s as a path of this machine",
-                 path);
+        snprintf(mend, sizeof mend, "leave %s out", path);
         refuse(f, rule, path, text, mend);
         return;
     }

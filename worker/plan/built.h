@@ -13,7 +13,6 @@ enum built_kind {
     BUILT_VALUES, /* enum values whose bit is set in `value`                  */
     BUILT_EMPTY,  /* an empty string or list                                  */
     BUILT_ABSENT, /* not to be given                                          */
-    BUILT_LOCAL,  /* a path, not a URL                                        */
 };
 struct built_rule {
     const char *path; /* "parallel.pp" */

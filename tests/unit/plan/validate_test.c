@@ -189,7 +189,7 @@ static void unbuilt_things_are_named(void **state)
     (void)state;
     CHANGE(ERR_INVALID, "data.train[0].path is a URL and needs data.cache_dir", "data.cache_dir",
            spec->data->train[0]->path = (char *)"s3://b/x");
-    CHANGE(ERR_UNSUPPORTED, "checkpoint.dir", "give checkpoint.dir as a path of this machine",
+    CHANGE(ERR_INVALID, "checkpoint.dir is a URL", "checkpoint.mirror to s3://bucket/prefix",
            spec->checkpoint->dir = (char *)"s3://b/p");
 }
 
@@ -202,11 +202,13 @@ static void every_mend_is_told(void **state)
     job_open(&j);
     j.spec->parallel->has_auto_ = 1;
     j.spec->parallel->auto_ = 1;
-    j.spec->checkpoint->dir = "s3://bucket/prefix";
+    Boost__Notify notify = BOOST__NOTIFY__INIT;
+    notify.url = "https://x";
+    j.spec->notify = &notify;
     assert_int_equal(plan_validate(j.spec, &err), ERR_UNSUPPORTED);
-    assert_string_equal(err.hint, "set parallel.auto: false; give checkpoint.dir as a path of this machine");
+    assert_string_equal(err.hint, "set parallel.auto: false; leave notify.url out");
     /* "; and N more" stands for those whose mend is not among the ones that the hint shows. */
-    enum { FILES = 12, FIELDS = 5 + FILES };
+    enum { FILES = 12, FIELDS = 4 + FILES };
     Boost__TokenFile files[FILES], *list[FILES];
     for (int i = 0; i < FILES; i++) {
         files[i] = *j.spec->data->train[0];
@@ -216,11 +218,8 @@ static void every_mend_is_told(void **state)
     }
     j.spec->data->eval = list;
     j.spec->data->n_eval = FILES;
-    Boost__Notify notify = BOOST__NOTIFY__INIT;
-    notify.url = "https://x";
     notify.events = "failed";
     notify.secret_file = "/secret";
-    j.spec->notify = &notify;
     assert_int_equal(plan_validate(j.spec, &err), ERR_UNSUPPORTED);
     int shown = 0, more = 0;
     for (const char *at = err.hint; at; at = strstr(at, "; ") ? strstr(at, "; ") + 2 : NULL) {

@@ -257,6 +257,9 @@ static void test_between_fields(void **state)
     refuse("checkpoint.init_from.weights_only=true",
            "checkpoint.init_from.weights_only needs checkpoint.init_from.path");
     accept("checkpoint.init_from.weights_only=true|checkpoint.init_from.path=job:17@8000");
+    refuse("checkpoint.dir=s3://b/p", "checkpoint.dir is a URL: ranks write into directories alone");
+    refuse("checkpoint.init_from.path=s3://b/p/step-8.a1", "checkpoint.init_from.path is a URL and needs data.cache_dir");
+    accept("checkpoint.init_from.path=s3://b/p/step-8.a1|data.cache_dir=/c");
     refuse("resources.min_nodes=2", "resources.min_nodes = 2 is over resources.nodes = 1");
     accept("resources.constraint=gpu=h200&!rack=r3");
     refuse("resources.constraint=gpu=&x", "resources.constraint: 'gpu=&x' is not a constraint: no value at character 5");

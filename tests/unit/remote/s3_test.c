@@ -143,7 +143,7 @@ static void is_there(struct s3 *s, const char *key)
     assert_int_equal(o.bytes, BYTES);
     int fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     int64_t got = 0;
-    if (s3_get(s, &at, fd, &got, BYTES, &err))
+    if (s3_get(s, &at, fd, &got, BYTES, NULL, &err))
         fail_msg("%s", err.message);
     assert_int_equal(got, BYTES);
     close(fd);

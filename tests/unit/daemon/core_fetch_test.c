@@ -1,0 +1,165 @@
+/* What nodes fetch before an attempt begins: token files by URL, and a checkpoint to start from. */
+#include "tests/unit/daemon/core_world.h"
+
+static Boost__JobSpec *fetching_spec(struct arena *mem, const char *train, const char *init)
+{
+    Boost__JobSpec *s = spec_new(mem);
+    s->data->cache_dir = arena_strdup(mem, "/cache");
+    if (train)
+        s->data->train[0]->path = arena_strdup(mem, train);
+    if (init) {
+        Boost__InitFrom *from = arena_alloc(mem, sizeof *from);
+        boost__init_from__init(from);
+        from->path = arena_strdup(mem, init);
+        from->has_weights_only = from->weights_only = true;
+        s->checkpoint->init_from = from;
+    }
+    return s;
+}
+
+static void a_checkpoint_by_url_is_fetched_and_not_verified(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    struct arena mem;
+    join_world(w, a);
+    arena_init(&mem, 1 << 20);
+    int64_t id = submit_spec(w, fetching_spec(&mem, NULL, "s3://b/p/0badcafe-9/step-40.a2/"), false);
+    pump(w);
+    assert_int_equal(a->fetches, 1);
+    assert_true(a->fetched_init);
+    assert_int_equal(a->verifies, 0);
+    struct fake_attempt *x = newest(w, a, id);
+    assert_string_equal(x->resume, "s3://b/p/0badcafe-9/step-40.a2"); /* the agent knows where that lies */
+    assert_says(event_of(w, id, "started")->text, "from the weights of s3://b/p/0badcafe-9/step-40.a2");
+    /* From a checkpoint of its own on it is not needed. */
+    say_step(w, a, x, 10);
+    say_checkpoint(w, a, x, 10);
+    say_end_of(w, a, x, 0, (struct end){.signal = 9});
+    x = (pump(w), recovered(w, a, id));
+    assert_int_equal(x->from_step, 10);
+    assert_int_equal(a->fetches, 1);
+    arena_free(&mem);
+    world_free(w);
+}
+
+static void what_cannot_be_had_holds_the_job(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    struct arena mem;
+    join_world(w, a);
+    arena_init(&mem, 1 << 20);
+    a->fetch_code = ERR_CORRUPT;
+    int64_t id = submit_spec(w, fetching_spec(&mem, "http://h/a.txt", NULL), false);
+    pump(w);
+    assert_state(w, id, HELD);
+    assert_says(job_of(w, id)->reason_text, "cannot fetch its files");
+    a->fetch_code = ERR_UNREACHABLE; /* says nothing about them */
+    control(w, BOOST__CONTROL_REQUEST__VERB__RELEASE, id, false);
+    pump(w);
+    assert_state(w, id, QUEUED);
+    int before = a->fetches;
+    advance(w, 30000);
+    assert_in_range(a->fetches, before + 3, before + 8);
+    a->fetch_code = ERR_OK;
+    advance(w, 10000);
+    assert_int_equal(newest(w, a, id)->attempt, 1);
+    arena_free(&mem);
+    world_free(w);
+}
+
+/* What the first node has fetched may be thrown out while the second still fetches. */
+static void what_lies_there_for_long_is_asked_for_again(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 1), *b = agent_add(w, "n2", 1);
+    struct arena mem;
+    join_world(w, a);
+    join_world(w, b);
+    arena_init(&mem, 1 << 20);
+    Boost__JobSpec *s = fetching_spec(&mem, "http://h/a.txt", NULL);
+    Boost__Resources *r = arena_alloc(&mem, sizeof *r);
+    boost__resources__init(r);
+    r->has_nodes = true;
+    r->nodes = 2;
+    s->resources = r;
+    b->silent_fetch = true;
+    int64_t id = submit_spec(w, s, false);
+    pump(w);
+    assert_int_equal(a->fetches, 1);
+    uint64_t task = b->last_task;
+    for (int i = 0; i < 30; i++) { /* an hour and a half */
+        Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
+        Boost__TaskProgress p = BOOST__TASK_PROGRESS__INIT;
+        m.body_case = BOOST__AGENT_MESSAGE__BODY_TASK_PROGRESS;
+        m.task_progress = &p;
+        p.has_id = p.has_done = p.has_total = true;
+        p.id = task;
+        p.done = i * 1000 + 1;
+        p.total = 40000;
+        say(w, "n2", &m);
+        advance(w, 180000);
+    }
+    assert_int_equal(a->fetches, 1);
+    b->silent_fetch = false;
+    Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
+    Boost__TaskReply done = BOOST__TASK_REPLY__INIT;
+    m.body_case = BOOST__AGENT_MESSAGE__BODY_TASK;
+    m.task = &done;
+    done.has_id = true;
+    done.id = task;
+    say(w, "n2", &m);
+    pump(w);
+    assert_int_equal(a->fetches, 2);
+    assert_int_equal(b->fetches, 2);
+    assert_int_equal(newest(w, a, id)->attempt, 1);
+    arena_free(&mem);
+    world_free(w);
+}
+
+static void a_copy_that_a_job_begins_from_stays(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    struct arena mem;
+    join_world(w, a);
+    arena_init(&mem, 1 << 20);
+    Boost__JobSpec *first = spec_new(&mem);
+    first->checkpoint->mirror = arena_strdup(&mem, "s3://b/p/");
+    first->checkpoint->has_keep = true;
+    first->checkpoint->keep = 1;
+    int64_t id = submit_spec(w, first, false);
+    struct fake_attempt *x = newest(w, a, id);
+    say_step(w, a, x, 10);
+    say_checkpoint(w, a, x, 10);
+    pump(w);
+    int64_t second = submit_spec(w, fetching_spec(&mem, NULL, "s3://b/p/0badcafe-1/step-10.a1"), true);
+    pump(w);
+    say_step(w, a, x, 20);
+    say_checkpoint(w, a, x, 20);
+    pump(w);
+    assert_int_equal(a->deletes, 0); /* the second job, held, is yet to begin from it */
+    control(w, BOOST__CONTROL_REQUEST__VERB__CANCEL, second, true);
+    say_step(w, a, x, 30);
+    say_checkpoint(w, a, x, 30);
+    pump(w);
+    assert_int_equal(a->deletes, 2);
+    arena_free(&mem);
+    world_free(w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_checkpoint_by_url_is_fetched_and_not_verified),
+        cmocka_unit_test(what_cannot_be_had_holds_the_job),
+        cmocka_unit_test(what_lies_there_for_long_is_asked_for_again),
+        cmocka_unit_test(a_copy_that_a_job_begins_from_stays),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
