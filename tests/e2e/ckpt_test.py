@@ -181,6 +181,12 @@ def test_pin_rm_and_retention(c):
     assert c.ctl("ckpt", "rm", f"{job}@99999").rc == 4
     c.restart_boostd()
     assert [k["step"] for k in c.json("ckpt", "ls", job)["checkpoints"] if k.get("pinned")] == [last]
+    # what the registry does not know of is nobody's to delete, old as it looks
+    base = Path(ks[-1]["path"]).parent
+    strangers = [base / "step-1.a1", base / "step-3.a9", base / "notes.txt"]
+    for path in strangers[:2]:
+        shutil.copytree(ks[-1]["path"], path)
+    strangers[2].write_text("mine")
     c.ok("release", job)
     wait_until(lambda: len([k for k in committed(c, job) if k["step"] > last]) >= 2, 30, "two later checkpoints")
     c.ok("cancel", job)
@@ -194,6 +200,7 @@ def test_pin_rm_and_retention(c):
                         if k["step"] == victim and k["state"] == "DELETED"], 10, "the deletion")
     assert not os.path.exists(rows[victim]["path"]) and not os.path.exists(rows[victim]["path"] + ".deleting")
     assert "checkpoint-removed" in c.ok("events", job)
+    assert all(path.exists() for path in strangers) and len(os.listdir(strangers[0])) == 3, os.listdir(base)
 
 
 @shared
