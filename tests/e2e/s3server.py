@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
 """A small S3-compatible store in memory, on 127.0.0.1, that checks signatures and misbehaves when it is told to.
 
-    s3server.py          prints its port, and serves until its standard input is closed; keys KEY / SECRET below
+    s3server.py [CERT KEY]   prints its port, and serves until its standard input is closed, by TLS with a certificate; keys
+                             KEY / SECRET below
 
 In a test: `with Store() as s:` gives s.url, s.objects {(bucket, key): bytes}, s.uploads, s.requests, s.faults.
 A fault is a dict: `method` and `match` (a piece of path and query) say which requests, `times` how often (1), `skip` how
-many go through first; then `status` (with `retry_after`), `cut` (the connection is closed after so many bytes of the
-body, of the request or of the answer), `delay` (seconds before the answer). Unsigned, for programs: PUT /-/faults with a
-JSON list, GET /-/requests, PUT /-/plain/NAME, and GET of the same, which knows ranges.
+many go through first; then `status` (with `retry_after`, or `retry_after_date`, seconds from now as a date; `location`),
+`cut` (the connection is closed after so many bytes of the body, of the request or of the answer), `delay` (seconds before
+the answer), `drip` (so many bytes of an object every tenth of a second), `etag`, `no_range` (of an object), `clock` (seconds
+that its Date is off). Unsigned, for programs: PUT /-/faults with a JSON list, PUT /-/region with the one that signatures
+have to name, GET /-/requests, PUT /-/plain/NAME, and GET of the same, which knows ranges.
 """
-import hashlib, hmac, json, re, sys, threading, time, urllib.parse
+import hashlib, hmac, json, re, ssl, sys, threading, time, urllib.parse
 from datetime import datetime, timezone
 from pathlib import Path
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -40,16 +43,20 @@ def signature(secret, method, path, query, headers, signed, payload_hash, date, 
 
 
 class Refused(Exception):
-    def __init__(self, status, code, text=""):
-        self.status, self.code, self.text = status, code, text
+    def __init__(self, status, code, text="", region=""):
+        self.status, self.code, self.text, self.region = status, code, text, region
 
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
+    clock = 0
 
     def log_message(self, *args):
         pass
+
+    def date_time_string(self, timestamp=None):
+        return super().date_time_string((timestamp or time.time()) + self.clock)
 
     def answer(self, status, body=b"", headers=()):
         body = body.encode() if isinstance(body, str) else body
@@ -70,6 +77,7 @@ class Handler(BaseHTTPRequestHandler):
             self.control(path, self.rfile.read(length))
             return
         fault = store.fault(self.command, self.path)
+        self.clock = fault.get("clock", 0) if fault else 0
         with store.lock:
             store.requests.append(f"{self.command} {self.path}")
         if fault and "cut" in fault and self.command in ("PUT", "POST"):
@@ -82,6 +90,10 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(fault["delay"])
         if fault and "status" in fault:
             after = [("Retry-After", str(fault["retry_after"]))] if "retry_after" in fault else []
+            if "retry_after_date" in fault:
+                after = [("Retry-After", super().date_time_string(time.time() + fault["retry_after_date"]))]
+            if "location" in fault:
+                after = [("Location", fault["location"])]
             self.answer(fault["status"], error_xml(fault.get("code", "SlowDown"), "please reduce your request rate"), after)
             return
         if path.startswith("/-/plain/"):
@@ -92,7 +104,8 @@ class Handler(BaseHTTPRequestHandler):
             _, bucket, *rest = urllib.parse.unquote(path).split("/", 2)
             self.s3(bucket, rest[0] if rest else "", dict(urllib.parse.parse_qsl(query, keep_blank_values=True)), body, fault)
         except Refused as e:
-            self.answer(e.status, error_xml(e.code, e.text))
+            more = [("x-amz-bucket-region", e.region)] if e.region else []
+            self.answer(e.status, error_xml(e.code, e.text, e.region), more)
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_one
 
@@ -101,6 +114,9 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/-/faults":
             with store.lock:
                 store.faults[:] = json.loads(body)
+            self.answer(200)
+        elif path == "/-/region":
+            store.region = body.decode()
             self.answer(200)
         else:
             with store.lock:
@@ -126,6 +142,8 @@ class Handler(BaseHTTPRequestHandler):
         if key != KEY:
             raise Refused(403, "InvalidAccessKeyId", "The key is not known.")
         date, payload = h.get("x-amz-date", ""), h.get("x-amz-content-sha256", "")
+        if self.server.store.region and region != self.server.store.region:
+            raise Refused(400, "AuthorizationHeaderMalformed", f"the region '{region}' is wrong", self.server.store.region)
         signed = signed.split(";")
         want = signature(SECRET, self.command, path, query, h, signed, payload, date, region, "s3")
         left = [x for x in h if (x == "host" or x.startswith("x-amz-")) and x not in signed]
@@ -143,16 +161,25 @@ class Handler(BaseHTTPRequestHandler):
         if m and int(m.group(1)) >= len(data):
             self.answer(416, "")
             return
-        if m and not self.server.store.no_ranges:
+        fault = fault or {}
+        if "etag" in fault:
+            headers = [(n, fault["etag"] if n == "ETag" else v) for n, v in headers]
+        if m and not self.server.store.no_ranges and not fault.get("no_range"):
             status, first = 206, int(m.group(1))
             headers = [*headers, ("Content-Range", f"bytes {first}-{len(data) - 1}/{len(data)}")]
         part = data[first:]
-        if fault and "cut" in fault:
+        if "cut" in fault or "drip" in fault:
             self.send_response(status)
             for name, value in [*headers, ("Content-Length", str(len(part)))]:
                 self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(part[:fault["cut"]])
+            for at in range(0, len(part) if "drip" in fault else 0, fault.get("drip", 1)):
+                try:
+                    self.wfile.write(part[at:at + fault["drip"]])
+                except OSError:
+                    break  # it has given up
+                time.sleep(0.1)
+            self.wfile.write(part[:fault.get("cut", 0)])
             self.close_connection = True
             self.connection.shutdown(2)
             return
@@ -175,10 +202,16 @@ class Handler(BaseHTTPRequestHandler):
         if self.command != "GET":
             raise Refused(405, "MethodNotAllowed")
         if "uploads" in q:
-            rows = "".join(f"<Upload><Key>{escape(k)}</Key><UploadId>{i}</UploadId></Upload>"
-                           for i, u in sorted(store.uploads.items()) for b, k in [u["name"]]
-                           if b == bucket and k.startswith(prefix))
-            return 200, f"<ListMultipartUploadsResult>{rows}<IsTruncated>false</IsTruncated></ListMultipartUploadsResult>"
+            after = (q.get("key-marker", ""), q.get("upload-id-marker", ""))
+            left = [(k, i) for k, i in sorted((u["name"][1], i) for i, u in store.uploads.items() if u["name"][0] == bucket)
+                    if k.startswith(prefix) and (k, i) > after]
+            page, more = left[:store.page], len(left) > store.page
+            rows = "".join(f"<Upload><Key>{escape(k)}</Key><UploadId>{i}</UploadId></Upload>" for k, i in page)
+            if more:
+                rows += f"<NextKeyMarker>{escape(page[-1][0])}</NextKeyMarker>"
+                rows += f"<NextUploadIdMarker>{page[-1][1]}</NextUploadIdMarker>"
+            return 200, (f"<ListMultipartUploadsResult>{rows}<IsTruncated>{str(more).lower()}</IsTruncated>"
+                         "</ListMultipartUploadsResult>")
         keys = sorted(k for b, k in store.objects if b == bucket and k.startswith(prefix))
         start = int(q.get("continuation-token") or 0)
         page = keys[start:start + store.page]
@@ -243,18 +276,31 @@ def etag(data):
     return f'"{hashlib.md5(data).hexdigest()}"'
 
 
-def error_xml(code, text):
-    return f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>{escape(text)}</Message></Error>'
+def error_xml(code, text, region=""):
+    region = f"<Region>{region}</Region>" if region else ""
+    return f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>{escape(text)}</Message>{region}</Error>'
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request, client_address):
+        if not isinstance(sys.exc_info()[1], (ConnectionError, ssl.SSLError)):  # clients may give up
+            super().handle_error(request, client_address)
 
 
 class Store:
-    def __init__(self, buckets=("models",), page=1000, port=0):
+    def __init__(self, buckets=("models",), page=1000, port=0, tls=None):
         self.buckets, self.page = set(buckets), page
         self.objects, self.meta, self.uploads = {}, {}, {}
         self.requests, self.faults, self.lock = [], [], threading.RLock()
-        self.next_upload, self.no_ranges = 0, False
-        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self.server.daemon_threads, self.server.store = True, self
+        self.next_upload, self.no_ranges, self.region = 0, False, ""
+        self.server = Server(("127.0.0.1", port), Handler)
+        self.server.store = self
+        if tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*tls)
+            self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
         self.port = self.server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}"
         threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
@@ -293,6 +339,6 @@ def keys_file(directory):
 
 
 if __name__ == "__main__":
-    with Store(page=3) as s:
+    with Store(page=3, tls=sys.argv[1:3]) as s:
         print(s.port, flush=True)
         sys.stdin.read()
