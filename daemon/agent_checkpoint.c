@@ -294,6 +294,13 @@ static bool parent_is_gone(const char *dir)
     return stat(path, &st) < 0 ? errno == ENOENT || errno == ENOTDIR : !S_ISDIR(st.st_mode);
 }
 
+/* All of them at once: to call them damaged would begin the job anew, and delete them when they are back. */
+static int not_there(const char *dir, struct error *err)
+{
+    error_set(err, ERR_IO, "%.*s is not there: is its file system mounted?", (int)(strrchr(dir, '/') - dir), dir);
+    return error_hint(err, "to give the job's checkpoints up, make an empty directory of that name");
+}
+
 int checkpoint_verify(const Boost__VerifyCheckpoint *o, struct error *err)
 {
     json_t *manifest = NULL;
@@ -306,12 +313,8 @@ int checkpoint_verify(const Boost__VerifyCheckpoint *o, struct error *err)
         rc = verify_listed(o->dir, json_object_get(manifest, "shards"), err);
     json_decref(manifest);
     bool mirrored = o->mirror && *o->mirror;
-    if ((rc == ERR_NOT_FOUND || rc == ERR_CORRUPT) && o->n_shards && !mirrored && parent_is_gone(o->dir)) {
-        /* All of them at once: to call them damaged would begin the job anew, and delete them when they are back. */
-        error_set(err, ERR_IO, "%.*s is not there: is its file system mounted?", (int)(strrchr(o->dir, '/') - o->dir),
-                  o->dir);
-        return error_hint(err, "to give the job's checkpoints up, make an empty directory of that name");
-    }
+    if ((rc == ERR_NOT_FOUND || rc == ERR_CORRUPT) && o->n_shards && !mirrored && parent_is_gone(o->dir))
+        return not_there(o->dir, err);
     return rc ? error_context(err, "checkpoint of step %" PRId64 ", attempt %d", o->step, o->attempt) : ERR_OK;
 }
 
@@ -329,6 +332,8 @@ int checkpoint_faults(const Boost__VerifyCheckpoint *o, struct arena *mem, char 
     *faults = arena_alloc(mem, (o->n_shards + 2) * sizeof **faults);
     int rc = *faults ? checkpoint_check_dir(o->dir, o->step, o->attempt, err)
                      : error_set(err, ERR_NOMEM, "out of memory");
+    if (!rc && parent_is_gone(o->dir))
+        rc = not_there(o->dir, err);
     if (rc)
         return rc;
     if (load_manifest(o->dir, o->step, o->attempt, &manifest, &what))

@@ -11,7 +11,8 @@
  * size. Again with the same content is fine. */
 MUST_USE int checkpoint_write_manifest(const Boost__WriteManifest *order, int64_t job, struct error *err);
 /* The manifest is there and of this step and attempt, and every shard has the size and checksum recorded (in the
- * order when it names shards, else in the manifest). ERR_CORRUPT or ERR_NOT_FOUND names what is damaged. */
+ * order when it names shards, else in the manifest). ERR_CORRUPT or ERR_NOT_FOUND names what is damaged; ERR_IO says
+ * nothing about it: so where a registered one without a mirror has not even the directory that it shares with others. */
 MUST_USE int checkpoint_verify(const Boost__VerifyCheckpoint *order, struct error *err);
 /* The same of a registered checkpoint, but all that is wrong with the files, in `mem`; an error only where nothing could
  * be looked at. */

@@ -162,6 +162,16 @@ void checkpoints_abandon_open(struct core *c, struct job *job, const struct atte
     }
 }
 
+void checkpoint_sound(struct core *c, struct job *job, struct checkpoint *k, const char *node)
+{
+    k->damaged = false;
+    text_set(&k->note, "");
+    mark_checkpoint(c, job, k);
+    newest_step(job);
+    add_event(c, job, k->attempt, node, "controller", "checkpoint-sound",
+              "checkpoint of step %" PRId64 " verifies after all: the job can go on from it", k->step);
+}
+
 void checkpoint_damaged(struct core *c, struct job *job, struct checkpoint *k, const char *node, const char *why)
 {
     char note[1024];

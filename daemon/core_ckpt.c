@@ -140,8 +140,12 @@ static int delete(struct core *c, struct job *job, struct checkpoint *k, struct 
 static void note_faults(struct core *c, struct job *job, struct checkpoint *k, const struct task *t,
                         const Boost__TaskReply *said)
 {
-    if (said->n_faults && !k->damaged && k->state == CKPT(COMMITTED))
+    if (k->state != CKPT(COMMITTED) || k->damaged == (said->n_faults > 0))
+        return;
+    if (said->n_faults)
         checkpoint_damaged(c, job, k, t->node->name, said->faults[0]);
+    else /* what was wrong was of a file system for a while, or has been mended */
+        checkpoint_sound(c, job, k, t->node->name);
 }
 
 static void tool_done(struct core *c, struct task *t, int rc, const struct error *err, const Boost__TaskReply *said)

@@ -575,6 +575,8 @@ struct checkpoint *checkpoints_newest(const struct job *job, const struct checkp
 /* Those of later steps: the job is to go on from `step`, and not from them. */
 void checkpoints_set_aside(struct core *c, struct job *job, int64_t step);
 void checkpoint_damaged(struct core *c, struct job *job, struct checkpoint *k, const char *node, const char *why);
+/* One that was, and is found sound. */
+void checkpoint_sound(struct core *c, struct job *job, struct checkpoint *k, const char *node);
 /* Fills a packed list of the shards into *out (arrays from `arena`). */
 MUST_USE int checkpoint_shard_records(const struct checkpoint *k, struct arena *arena, Boost__ShardRecord ***out);
 bool checkpoint_file_work(const struct job *job); /* whether it belongs to c->working */

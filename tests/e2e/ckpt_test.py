@@ -93,7 +93,7 @@ def test_verify_names_what_is_wrong(c):
         flip(two, os.path.getsize(two) - 5)
         faults = verify(c, job, k["step"])
         assert any(name in f and "CRC" in f for f in faults), faults
-    # what was found stays said, and the one before is what the job would go on from
+    # what was found stays said until it is found sound, and the one before is what the job would go on from
     rows = {x["step"]: x for x in c.json("ckpt", "ls", job)["checkpoints"]}
     assert "damaged" in rows[k["step"]]["note"], rows
     with Spoiled(k):
@@ -110,11 +110,17 @@ def test_verify_names_what_is_wrong(c):
         shutil.copy(shards(other)[1], two)
         faults = verify(c, job, k["step"])
         assert any(name in f and f"step {other['step']}" in f for f in faults), faults
-    assert verify(c, job, k["step"]) == []
-    c.ok("release", job)
-    c.wait_state(job, "COMPLETED")
-    assert attempts(c, job)[-1]["from_step"] == other["step"], attempts(c, job)
     assert f"checkpoint of step {k['step']} does not verify" in c.ok("events", job)
+    assert c.status(job)["last_checkpoint_step"] == other["step"]
+    assert verify(c, job, k["step"]) == []
+    assert f"checkpoint of step {k['step']} verifies after all" in c.ok("events", job)
+    rows = {x["step"]: x for x in c.json("ckpt", "ls", job)["checkpoints"]}
+    assert not rows[k["step"]].get("note") and c.status(job)["last_checkpoint_step"] == k["step"], rows
+    with Spoiled(k):
+        flip(one, os.path.getsize(one) // 2)
+        c.ok("release", job)
+        c.wait_state(job, "COMPLETED")
+    assert attempts(c, job)[-1]["from_step"] == other["step"], attempts(c, job)
 
 
 @shared

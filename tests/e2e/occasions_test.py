@@ -2,6 +2,7 @@
 """Checkpoints besides those of the interval, of four ranks (tp 2, dp 2): on demand, on SIGTERM, at a time limit, before a
 preemption, a hold, a drain and a cancel. All ranks write the same step, none is lost, and where the write fails the user is
 told."""
+# time limit: 240
 import json, os, signal, sys
 from pathlib import Path
 

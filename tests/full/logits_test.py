@@ -2,9 +2,8 @@
 """The logits of exported models in transformers, against the checkpoints that they were exported from, and of models that
 transformers saved, imported and exported again.
 
-Wants a Python with numpy, torch and transformers: $BOOST_HF_PYTHON, else this one.
-
-time limit: 400 s"""
+Wants a Python with numpy, torch and transformers: $BOOST_HF_PYTHON, else this one."""
+# time limit: 400
 import json, os, subprocess, tempfile
 import sys
 from pathlib import Path

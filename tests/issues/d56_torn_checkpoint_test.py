@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """D56, T9: a newest checkpoint that is torn or damaged is passed over for the one before, and that is said."""
+# time limit: 240
 import os, shutil, signal
 import sys
 from pathlib import Path
@@ -139,6 +140,8 @@ def test_d56_a_directory_that_is_not_there_is_waited_for(c):
     base = os.path.dirname(ks[-1]["path"])
     for away in (base, os.path.dirname(base)):
         os.rename(away, away + ".away")
+        r = c.ctl("ckpt", "verify", job)
+        assert r.rc not in (0, 1) and "is not there" in r.err and "mounted" in r.err, r
         c.ok("release", job)
         row = wait_until(lambda: (r := c.status(job)) and "is not there" in r["info"] and r, 20, "the wait in status")
         assert base in row["info"] and "mounted" in row["info"] and "empty directory" in row["info"] and row["state"] == "QUEUED", row
