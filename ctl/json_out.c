@@ -153,6 +153,8 @@ json_t *json_checkpoint(const Boost__CheckpointInfo *c)
         json_put(o, "mirror_bytes_done", json_integer(c->mirror_done));
         json_put(o, "mirror_bytes_total", json_integer(c->mirror_total));
     }
+    if (c->mirror_url)
+        json_put(o, "mirror_url", json_text(c->mirror_url));
     if (c->has_mirror_retry_s)
         json_put(o, "mirror_retry_s", json_number(c->mirror_retry_s));
     if (c->pinned)

@@ -155,13 +155,22 @@ int init_resolve(struct core *c, Boost__JobSpec *resolved, struct error *err)
 /* Is this the URL of the checkpoint's copy? That goes with it. */
 static bool is_copy(const char *url, const struct checkpoint *k)
 {
-    const char *mirror = k->mirror_url, *tail = k->path + strlen(k->path);
-    size_t len = mirror ? strlen(mirror) : 0;
-    for (int parts = 2; tail > k->path && parts; parts -= *tail == '/')
-        tail--;
-    while (len && mirror[len - 1] == '/')
-        len--;
-    return len && !strncmp(url, mirror, len) && !strcmp(url + len, tail);
+    char *copy = mirror_copy_url(k);
+    bool same = copy && !strcmp(copy, url);
+    free(copy);
+    return same;
+}
+
+const struct checkpoint *init_known(struct core *c, const Boost__JobSpec *resolved, uint32_t uid)
+{
+    const char *path = init_path(resolved);
+    for (int i = 0; path && i < c->n_jobs; i++)
+        for (int n = 0; c->jobs[i]->uid == uid && n < c->jobs[i]->n_checkpoints; n++) {
+            const struct checkpoint *k = c->jobs[i]->checkpoints[n];
+            if (k->state == CKPT(COMMITTED) && k->path && !strcmp(k->path, path))
+                return k;
+        }
+    return NULL;
 }
 
 bool init_in_use(struct core *c, const struct checkpoint *k)

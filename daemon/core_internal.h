@@ -319,6 +319,8 @@ MUST_USE int init_resolve(struct core *c, Boost__JobSpec *resolved, struct error
 MUST_USE int init_still_there(struct core *c, const Boost__JobSpec *resolved, struct error *err);
 /* A job has none of its own yet and is to start from it. */
 bool init_in_use(struct core *c, const struct checkpoint *k);
+/* The checkpoint of some job that init_from names by its directory; NULL: none is known. */
+const struct checkpoint *init_known(struct core *c, const Boost__JobSpec *resolved, uint32_t uid);
 /* The newest committed one of that step, or (-1) of any; ERR_NOT_FOUND names the steps that there are. */
 MUST_USE int checkpoint_choose(const struct job *job, int64_t step, struct checkpoint **out, struct error *err);
 
@@ -586,6 +588,8 @@ bool checkpoint_file_work(const struct job *job); /* whether it belongs to c->wo
 bool mirror_wanted(const struct checkpoint *k); /* it is to be copied, or tried again some time */
 void mirror_want(const struct job *job, struct checkpoint *k); /* it was committed */
 void mirror_work(struct core *c, struct job *job); /* sends the task that is due, one at a time, the newest first */
+/* "s3://bucket/prefix/<store>-<job>/step-<n>.a<k>", the caller's to free; NULL: it is to have none, or memory is out. */
+char *mirror_copy_url(const struct checkpoint *k);
 /* A user wants it: tried now, whatever came before; one that has a copy is compared with it. */
 MUST_USE int mirror_ask(struct core *c, struct job *job, struct checkpoint *k, struct error *err);
 void mirrors_hurry(struct core *c); /* a new agent may have keys and addresses that the one before did not have */

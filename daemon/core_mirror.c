@@ -2,6 +2,7 @@
  * makes them, as the job's user; the copy of a checkpoint goes when the checkpoint goes. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/core_internal.h"
@@ -26,6 +27,18 @@ void mirror_want(const struct job *job, struct checkpoint *k)
         return;
     text_set(&k->mirror_url, spec->mirror); /* a restart may change the job's */
     k->mirror = k->mirror_url ? MIRROR(PENDING) : MIRROR(NONE);
+}
+
+char *mirror_copy_url(const struct checkpoint *k)
+{
+    const char *mirror = k->mirror_url && k->path ? k->mirror_url : "", *tail = k->path ? k->path + strlen(k->path) : "";
+    char *out = NULL;
+    int len = (int)strlen(mirror);
+    for (int parts = 2; len && tail > k->path && parts; parts -= *tail == '/')
+        tail--;
+    while (len && mirror[len - 1] == '/')
+        len--;
+    return len && asprintf(&out, "%.*s%s", len, mirror, tail) >= 0 ? out : NULL;
 }
 
 /* Nothing is won by a few more tries. */
@@ -79,11 +92,14 @@ static void mirrored(struct core *c, struct task *t, int rc, const struct error 
     c->work = true;
     if (rc == ERR_OK) {
         k->mirror = MIRROR(MIRRORED);
+        char *url = mirror_copy_url(k);
         text_set(&k->mirror_note, "");
         mark_checkpoint(c, job, k);
         add_event(c, job, k->attempt, t->node->name, "controller", "checkpoint-mirrored",
-                  "checkpoint of step %" PRId64 " copied to %s: %.1f MiB sent in %.1f s", k->step, k->mirror_url,
-                  (double)reply->moved / (1 << 20), (double)(now_mono(c) - t->since) / (double)NS_PER_S);
+                  "checkpoint of step %" PRId64 " copied to %s: %.1f MiB sent in %.1f s", k->step,
+                  url ? url : k->mirror_url, (double)reply->moved / (1 << 20),
+                  (double)(now_mono(c) - t->since) / (double)NS_PER_S);
+        free(url);
     } else if (!reply || rc == ERR_BUSY || rc == ERR_CANCELLED) {
         wait_for(c, k); /* the agent is gone, is going, or still at it */
     } else {

@@ -230,6 +230,8 @@ static void init_damaged(struct core *c, struct job *job, const struct task *t, 
 static void say_fetched(struct core *c, struct job *job, const struct task *t, const Boost__TaskReply *reply)
 {
     const struct checkpoint *k = job->starting->candidate;
+    if (!k)
+        k = init_known(c, job->resolved, job->uid);
     if (k && reply && reply->moved > 0)
         add_event(c, job, job->n_attempts + 1, t->node->name, "controller", "checkpoint-restored",
                   "checkpoint of step %" PRId64 " was fetched from its copy: %.1f MiB, verified", k->step,
@@ -267,16 +269,17 @@ static uint64_t verify_candidate(struct core *c, struct job *job, struct core_st
     arena_init(&mem, 64 << 20);
     Boost__VerifyCheckpoint verify = BOOST__VERIFY_CHECKPOINT__INIT;
     Boost__Task body = BOOST__TASK__INIT;
-    bool known = true, copied = s->candidate && s->candidate->mirror == BOOST__MIRROR_STATE__VALUE__MIRRORED;
+    const struct checkpoint *k = s->candidate ? s->candidate : init_known(c, job->resolved, job->uid);
+    bool known = true, copied = k && k->mirror == BOOST__MIRROR_STATE__VALUE__MIRRORED;
     verify.has_step = verify.has_attempt = true;
-    if (s->candidate) {
-        verify.dir = s->candidate->path;
-        verify.step = s->candidate->step;
-        verify.attempt = s->candidate->attempt;
-        known = checkpoint_shard_records(s->candidate, &mem, &verify.shards) == ERR_OK;
-        verify.n_shards = known ? (size_t)s->candidate->world : 0;
+    if (k) {
+        verify.dir = k->path;
+        verify.step = k->step;
+        verify.attempt = k->attempt;
+        known = checkpoint_shard_records(k, &mem, &verify.shards) == ERR_OK;
+        verify.n_shards = known ? (size_t)k->world : 0;
         if (copied)
-            verify.mirror = s->candidate->mirror_url;
+            verify.mirror = k->mirror_url;
     } else { /* its manifest says which shards it has */
         int attempt = 0;
         verify.dir = (char *)(uintptr_t)init_path(job->resolved);

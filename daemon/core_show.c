@@ -418,6 +418,9 @@ static Boost__CheckpointInfo *checkpoint_info(struct core *c, const struct check
     x->has_mirror_done = x->has_mirror_total = copying && copying->bytes_total > 0;
     x->mirror_done = x->has_mirror_done ? copying->bytes_done : 0;
     x->mirror_total = x->has_mirror_total ? copying->bytes_total : 0;
+    char *url = k->mirror == BOOST__MIRROR_STATE__VALUE__MIRRORED ? mirror_copy_url(k) : NULL;
+    x->mirror_url = url ? arena_strdup(mem, url) : NULL;
+    free(url);
     x->has_mirror_retry_s = mirror_wanted(k) && !copying && k->mirror_due > now_mono(c);
     x->mirror_retry_s = x->has_mirror_retry_s ? seconds(k->mirror_due - now_mono(c)) : 0;
     return x->path && x->note && x->mirror_note ? x : NULL;

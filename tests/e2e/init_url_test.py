@@ -30,8 +30,9 @@ def mirrored(c):
         def copied():
             ks = c.json("ckpt", "ls", job)["checkpoints"]
             return ks if len(ks) == 2 and all(k["mirror"] == "MIRRORED" for k in ks) else None
-        path = wait_until(copied, 30, "both are copied")[0]["path"]
-        made[c] = job, path, "s3://models/m/" + "/".join(path.split("/")[-2:])
+        k = wait_until(copied, 30, "both are copied")[0]
+        assert k["mirror_url"] == "s3://models/m/" + "/".join(k["path"].split("/")[-2:]), k
+        made[c] = job, k["path"], k["mirror_url"]
     return made[c]
 
 
@@ -85,6 +86,21 @@ def test_a_mirrored_checkpoint_goes_on_elsewhere(c):
     weights = c.submit(*from_url(c, url, "weights", "--set", "checkpoint.init_from.weights_only=true"))
     c.wait_state(weights, "COMPLETED")
     assert min(losses(c, weights)) == 1 and len(gets(".safetensors")) == before, "it was in the cache"
+
+
+@shared
+def test_a_job_of_which_only_the_copy_is_left(c):
+    first, path, _ = mirrored(c)
+    job = c.submit(job_of(c, steps=STEPS, every=0, name="named", layers=2), "--hold", "--set",
+                   f"checkpoint.init_from.path=job:{first}@{STEPS // 2}")
+    lost = Path(path).with_name("lost")
+    os.rename(path, lost)
+    c.ok("release", job)
+    c.wait_state(job, "COMPLETED")
+    assert f"step {STEPS // 2} was fetched from its copy" in wait_event(c, job, "checkpoint-restored")["text"]
+    assert {f.name: f.read_bytes() for f in lost.iterdir()} == {f.name: f.read_bytes() for f in Path(path).iterdir()}
+    shutil.rmtree(lost)
+    assert first_losses(c, job) == {s: x for s, x in first_losses(c, first).items() if s > STEPS // 2}
 
 
 @shared

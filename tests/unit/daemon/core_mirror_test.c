@@ -55,7 +55,7 @@ static void what_is_committed_is_copied_and_goes_with_its_copy(void **state)
     assert_int_equal(r->a->mirrors, 1);
     assert_string_equal(r->a->mirrored, "/ckpt/0badcafe-1/step-10.a1 s3://bucket/p");
     assert_int_equal(ckpt(r->w, r->id, 10, 1)->mirror, MIRROR(MIRRORED));
-    assert_says(event_of(r->w, r->id, "checkpoint-mirrored")->text, "step 10 copied to s3://bucket/p");
+    assert_says(event_of(r->w, r->id, "checkpoint-mirrored")->text, "step 10 copied to s3://bucket/p/0badcafe-1/step-10.a1: ");
     commit(r, 20);
     assert_string_equal(r->a->deleted, "/ckpt/0badcafe-1/step-10.a1");
     assert_string_equal(r->a->deleted_copy, "s3://bucket/p");
