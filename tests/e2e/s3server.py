@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """A small S3-compatible store in memory, on 127.0.0.1, that checks signatures and misbehaves when it is told to.
 
-    s3server.py [CERT KEY]   prints its port, and serves until its standard input is closed, by TLS with a certificate; keys
-                             KEY / SECRET below
+    s3server.py [DIR]   prints its port, and serves until its standard input is closed; keys KEY / SECRET below. With DIR by
+                        TLS, its certificate is then DIR/own.crt, and DIR/other.crt is somebody else's
 
 In a test: `with Store() as s:` gives s.url, s.objects {(bucket, key): bytes}, s.uploads, s.requests, s.faults.
 A fault is a dict: `method` and `match` (a piece of path and query) say which requests, `times` how often (1), `skip` how
@@ -12,7 +12,7 @@ the answer), `drip` (so many bytes of an object every tenth of a second), `etag`
 that its Date is off). Unsigned, for programs: PUT /-/faults with a JSON list, PUT /-/region with the one that signatures
 have to name, GET /-/requests, PUT /-/plain/NAME, and GET of the same, which knows ranges.
 """
-import hashlib, hmac, json, re, ssl, sys, threading, time, urllib.parse
+import hashlib, hmac, json, re, ssl, subprocess, sys, threading, time, urllib.parse
 from datetime import datetime, timezone
 from pathlib import Path
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -338,7 +338,16 @@ def keys_file(directory):
     return path
 
 
+def certificates(directory):
+    for name in ("other", "own"):
+        made = [f"{directory}/{name}.crt", f"{directory}/{name}.key"]
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1",
+                        "-subj", "/CN=x", "-addext", "subjectAltName=IP:127.0.0.1", "-out", made[0], "-keyout", made[1]],
+                       check=True, capture_output=True)
+    return made
+
+
 if __name__ == "__main__":
-    with Store(page=3, tls=sys.argv[1:3]) as s:
+    with Store(page=3, tls=certificates(sys.argv[1]) if len(sys.argv) > 1 else None) as s:
         print(s.port, flush=True)
         sys.stdin.read()

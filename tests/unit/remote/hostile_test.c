@@ -205,19 +205,16 @@ static void many_unfinished_uploads_are_given_up(void **state)
 
 static void tls(void **state)
 {
-    char command[900], cert[320], key[320], other[320], url[200], text[300];
+    char dir[320], cert[340], other[340], url[200], text[300];
     pid_t pid = 0;
     int input = -1;
     int64_t got;
     (void)state;
-    snprintf(cert, sizeof cert, "%s.crt", file);
-    snprintf(key, sizeof key, "%s.key", file);
-    snprintf(other, sizeof other, "%s.other", file);
-    snprintf(command, sizeof command,
-             "for f in '%s' '%s'; do openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=x "
-             "-addext subjectAltName=IP:127.0.0.1 -keyout '%s' -out \"$f\" 2>/dev/null || exit 1; done", other, cert, key);
-    assert_int_equal(system(command), 0);
-    int port = start_server(cert, key, &pid, &input);
+    snprintf(dir, sizeof dir, "%s.tls", file);
+    snprintf(cert, sizeof cert, "%s/own.crt", dir);
+    snprintf(other, sizeof other, "%s/other.crt", dir);
+    assert_int_equal(fs_make_dirs(dir, 0700, &err), ERR_OK);
+    int port = start_server(dir, &pid, &input);
     assert_true(port > 0);
     snprintf(url, sizeof url, "https://127.0.0.1:%d/-/plain/a", port);
     struct http *h = plain(cert, 5000, 1);
@@ -240,7 +237,7 @@ static void tls(void **state)
     http_close(h);
     close(input);
     waitpid(pid, NULL, 0);
-    unlink(cert), unlink(key), unlink(other);
+    assert_int_equal(fs_remove_tree(dir, &err), ERR_OK);
 }
 
 static void progress_counts_what_is_there(void **state)

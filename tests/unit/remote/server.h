@@ -35,8 +35,8 @@ static uint32_t sum;
 static struct error err;
 static atomic_bool stop;
 
-/* Its port; 0: it did not start. `cert`: NULL: without TLS. */
-HELPER int start_server(const char *cert, const char *key, pid_t *pid, int *input)
+/* Its port; 0: it did not start. `tls`: a directory for certificates; NULL: without TLS. */
+HELPER int start_server(const char *tls, pid_t *pid, int *input)
 {
     int in[2], out[2];
     char script[400], port[32] = "";
@@ -47,7 +47,7 @@ HELPER int start_server(const char *cert, const char *key, pid_t *pid, int *inpu
     if (*pid == 0) {
         dup2(in[0], 0);
         dup2(out[1], 1);
-        execlp("python3", "python3", script, cert, key, (char *)NULL);
+        execlp("python3", "python3", script, tls, (char *)NULL);
         _exit(127);
     }
     close(in[0]);
@@ -62,7 +62,7 @@ HELPER int start(void **state)
 {
     (void)state;
     const char *dir = getenv("BOOST_TEST_DIR");
-    int port = start_server(NULL, NULL, &server, &server_in);
+    int port = start_server(NULL, &server, &server_in);
     if (!port)
         return -1;
     snprintf(endpoint, sizeof endpoint, "http://127.0.0.1:%d", port);
