@@ -140,8 +140,12 @@ struct kernels {
     void (*set_scratch)(struct kstream *ks, void *scratch, size_t bytes);
 
     /* ---- several streams; NULL where an operation is done when it returns ---- */
-    /* Another stream of ks's device, for copies and collectives beside it. It has no scratch. */
+    /* Another stream of ks's device, for copies and collectives beside it: of two that could run, what is there goes
+     * first. It has no scratch. */
     int (*stream_beside)(struct kstream *ks, struct kstream **out, struct error *err);
+    /* Products from here on leave so many of the device's processors alone, for what runs beside them: one that takes
+     * all of them lets nothing in before its end. 0: none, as at first. */
+    void (*set_spare)(struct kstream *ks, int processors);
     /* What is enqueued on ks after await() runs after what `of` had been given when it marked `slot`
      * (0 <= slot < KSTREAM_MARKS); a slot not marked yet is not waited for. A mark made inside a captured sequence
      * counts as not made outside it, and the other way round: the stream that captures awaits what it needs before.

@@ -17,9 +17,20 @@ static int slices_of(const struct engine *e, struct rows out[PLAN_SLICES])
     return first < T ? 2 : 1;
 }
 
+/* The rows of slice s are at work. `beside`: their products run while the other slice is summed, if there is one; by
+ * their place and not by what is under way, so that those of a re-forward are the same. */
+static void take_slice(struct engine *e, const struct rows slices[PLAN_SLICES], int s, bool beside)
+{
+    e->rows = slices[s];
+    if (e->k->set_spare)
+        e->k->set_spare(e->ks, beside && slices[s].count < e->plan->T ? COMM_PROCESSORS : 0);
+}
+
 static void all_rows(struct engine *e)
 {
     e->rows = (struct rows){0, e->plan->T};
+    if (e->k->set_spare)
+        e->k->set_spare(e->ks, 0);
 }
 
 /* An all-reduce over tp of n columns of the rows at work, with their statistic when S is not NULL: one segment when the
@@ -60,7 +71,7 @@ static int latent(struct engine *e, enum plan_site site, int64_t layer, const vo
     bool with_statistic = e->plan->norm_online && (site == SITE_QKV || site == SITE_GU);
     e->begun = !again;
     for (int s = 0; s < n && !again && !rc; s++) {
-        e->rows = slices[s];
+        take_slice(e, slices, s, s > 0);
         for (int i = 0; i < bundles && !rc; i++) {
             struct bundle b = bundle_at(e, site, i);
             struct param a = bundle_down(e, &b, layer);
@@ -122,7 +133,7 @@ static int finish(struct engine *e, enum plan_site site, int64_t layer, const vo
     struct rows slices[PLAN_SLICES];
     int n = slices_of(e, slices), rc = ERR_OK;
     for (int s = 0; s < n && !rc; s++) {
-        e->rows = slices[s];
+        take_slice(e, slices, s, s == 0);
         rc = activate(e, site, layer, s, err);
         for (int i = 0; i < bundle_count(e, site) && y && !rc; i++) {
             struct bundle b = bundle_at(e, site, i);
@@ -156,13 +167,13 @@ static int backward(struct engine *e, const struct bundle *b, int64_t layer, con
     struct param a = bundle_down(e, b, layer);
     void *dz = engine_buffer(e, BUF_DLATENT, 0);
     for (int s = 0; s < n && !rc; s++) {
-        e->rows = slices[s];
+        take_slice(e, slices, s, s > 0);
         void *part = act_at(e, dz, e->rows.first * columns);
         fan_backward(e, &up.fan, &up.b, latent_z(e, b, layer), act_at(e, dy, up.y), part);
         rc = begin_sum(e, s, 0, part, columns, NULL, gradients[b->site], err);
     }
     for (int s = 0; s < n && !rc; s++) {
-        e->rows = slices[s];
+        take_slice(e, slices, s, s == 0);
         void *part = act_at(e, dz, e->rows.first * columns);
         rc = end_sum(e, s, 0, err);
         if (!rc)

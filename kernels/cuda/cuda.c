@@ -16,6 +16,7 @@ static const struct kernels table = {
     .scratch_bytes = cuda_scratch_bytes,
     .set_scratch = cuda_set_scratch,
     .stream_beside = cuda_stream_beside,
+    .set_spare = cuda_set_spare,
     .mark = cuda_mark,
     .await = cuda_await,
     .capture_begin = cuda_capture_begin,

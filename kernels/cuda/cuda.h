@@ -20,6 +20,7 @@ struct cuda_attentions; /* attention.c: cuDNN plans by shape */
 struct kstream {
     cudaStream_t stream;
     int sms;            /* multiprocessors: the grid of a kernel that strides */
+    int spare;          /* of these, that products leave alone */
     struct error fault; /* the first since the last sync; code ERR_OK = none */
     char *scratch;      /* the caller's, set_scratch() */
     size_t scratch_bytes;
@@ -52,6 +53,7 @@ void cuda_host_release(void *p);
 size_t cuda_scratch_bytes(const struct scratch_shape *shape);
 void cuda_set_scratch(struct kstream *ks, void *scratch, size_t bytes);
 int cuda_stream_beside(struct kstream *ks, struct kstream **out, struct error *err);
+void cuda_set_spare(struct kstream *ks, int processors);
 void cuda_mark(struct kstream *ks, int slot);
 void cuda_await(struct kstream *ks, struct kstream *of, int slot);
 int cuda_capture_begin(struct kstream *ks, struct error *err);

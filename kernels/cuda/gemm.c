@@ -21,7 +21,7 @@ struct shape {
     int64_t flags; /* see shape_of() */
 };
 enum { SHAPE_NUMBERS = sizeof(struct shape) / sizeof(int64_t), BUCKETS = 256, ALIGNMENT = 16 };
-enum { TRANS_A = 1, TRANS_B = 2, C_GRAD = 4, C_READ = 8, ALIGN_SHIFT = 4, ALIGN_BITS = 3 };
+enum { TRANS_A = 1, TRANS_B = 2, C_GRAD = 4, C_READ = 8, ALIGN_SHIFT = 4, ALIGN_BITS = 3, PROCESSORS_SHIFT = 16 };
 
 /* A choice read from a file has no descriptors until its shape is used. */
 struct plan {
@@ -68,7 +68,8 @@ static int64_t least(int64_t a, int64_t b)
 }
 
 /* In place or from a matrix of its own, what C is added to makes no difference to the choice. */
-static struct shape shape_of(const struct gemm *g, const void *a, const void *b, const void *c)
+static struct shape shape_of(const struct kstream *ks, const struct gemm *g, const void *a, const void *b,
+                             const void *c)
 {
     bool many = g->batch > 1;
     int64_t flags = (g->trans_a ? TRANS_A : 0) | (g->trans_b ? TRANS_B : 0) | (g->c_grad ? C_GRAD : 0) |
@@ -76,6 +77,8 @@ static struct shape shape_of(const struct gemm *g, const void *a, const void *b,
     const int64_t alignments[] = {alignment_of(a), alignment_of(b), least(alignment_of(c), alignment_of(g->add))};
     for (int i = 0; i < 3; i++)
         flags |= alignments[i] << (ALIGN_SHIFT + i * ALIGN_BITS);
+    if (ks->spare > 0)
+        flags |= (int64_t)(ks->sms - ks->spare) << PROCESSORS_SHIFT;
     return (struct shape){g->m,
                           g->n,
                           g->k,
@@ -174,6 +177,10 @@ static cublasStatus_t describe(struct plan *p)
         rc = cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first);
     if (!rc)
         rc = cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second);
+    int32_t processors = (int32_t)(s->flags >> PROCESSORS_SHIFT);
+    if (!rc && processors > 0)
+        rc = cublasLtMatmulDescSetAttribute(p->product, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &processors,
+                                            sizeof processors);
     if (!rc)
         rc = layout(&p->first, CUDA_R_16BF, tb ? s->k : s->n, tb ? s->n : s->k, s->ldb, s->batch, s->stride_b);
     if (!rc)
@@ -273,7 +280,7 @@ void cuda_gemm(struct kstream *ks, const struct gemm *g, const void *a, const vo
         cuda_fault(ks, ERR_INTERNAL, "a matrix product on a stream for copies");
         return;
     }
-    struct shape s = shape_of(g, a, b, c);
+    struct shape s = shape_of(ks, g, a, b, c);
     struct plan *p = plan_of(ks, &s);
     if (!p)
         return;

@@ -121,12 +121,12 @@ static int find_device(struct cudaDeviceProp *device, struct error *err)
 }
 
 /* The stream and its events; the rest stays empty. */
-static int open_stream(struct kstream **out, struct error *err)
+static int open_stream(int priority, struct kstream **out, struct error *err)
 {
     struct kstream *ks = calloc(1, sizeof *ks);
     if (!ks)
         return error_set(err, ERR_NOMEM, "out of memory for a kernel stream");
-    cudaError_t status = cudaStreamCreateWithFlags(&ks->stream, cudaStreamNonBlocking);
+    cudaError_t status = cudaStreamCreateWithPriority(&ks->stream, cudaStreamNonBlocking, priority);
     for (int i = 0; i < KSTREAM_MARKS && status == cudaSuccess; i++)
         status = cudaEventCreateWithFlags(&ks->marks[i], cudaEventDisableTiming);
     if (status == cudaSuccess) {
@@ -150,7 +150,7 @@ int cuda_stream_create(int threads, struct kstream **out, struct error *err)
         return error_set(err, ERR_INVALID, "a kernel stream needs at least one thread, not %d", threads);
     int rc = find_device(&device, err);
     if (!rc)
-        rc = open_stream(&ks, err);
+        rc = open_stream(0, &ks, err);
     if (rc)
         return rc;
     ks->sms = device.multiProcessorCount;
@@ -166,11 +166,22 @@ int cuda_stream_create(int threads, struct kstream **out, struct error *err)
 int cuda_stream_beside(struct kstream *ks, struct kstream **out, struct error *err)
 {
     struct error unread;
+    int lowest, highest;
     *out = NULL;
-    int rc = open_stream(out, err ? err : &unread);
+    if (!err)
+        err = &unread;
+    cudaError_t status = cudaDeviceGetStreamPriorityRange(&lowest, &highest);
+    if (status != cudaSuccess)
+        return device_error(err, status, "the priorities of streams");
+    int rc = open_stream(highest, out, err);
     if (!rc)
         (*out)->sms = ks->sms;
     return rc;
+}
+
+void cuda_set_spare(struct kstream *ks, int processors)
+{
+    ks->spare = processors < ks->sms ? processors : 0;
 }
 
 void cuda_stream_destroy(struct kstream *ks)

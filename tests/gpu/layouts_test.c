@@ -1,5 +1,6 @@
 /* time limit: 900 s
- * Layouts over NCCL, each rank a process with the engine on a GPU (ranks of one GPU talk over sockets): ten steps of
+ * Layouts over NCCL, each rank a process with the engine on a GPU (ranks of one GPU talk over sockets; one of the tests
+ * alone: its name as the argument): ten steps of
  * every strategy and kind of parallelism against one rank on the CPU in fp64, and counters against the formulas.
  *
  * Bounds. In bf16 ranks add what one rank adds in fp32: a layout's gradients may be off by twice what the same layout's
@@ -145,8 +146,11 @@ static void pipelines_and_replicas(void **state)
     check("LAX tp 2 pp 2", c);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    spread = true;
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tensor_parallel),
         cmocka_unit_test(pipelines_and_replicas),

@@ -1,9 +1,10 @@
-/* Ranks as processes that share one GPU over NCCL. */
+/* Ranks as processes over NCCL; they share one GPU, unless `spread`. */
 #ifndef BOOST_TESTS_GPU_NCCL_RANKS_H
 #define BOOST_TESTS_GPU_NCCL_RANKS_H
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <string.h>
 #include <time.h>
 
 #include "proto/rankfiles.h"
@@ -77,10 +78,39 @@ static inline bool comes_to(const char *what)
 
 static const struct comms_watch watcher = {.lost = lost, .reached = reached, .say = say};
 
+/* Ranks go round the devices that the process sees, so that none is shared where there are enough. */
+static bool spread;
+
+static inline void take_device(int rank)
+{
+    const char *seen = getenv("CUDA_VISIBLE_DEVICES");
+    char list[256] = "", *rest = list, *mine = NULL;
+    int n = 0;
+    for (size_t len = 0; !seen && n < 16; n++) { /* all: the numbers of those that there are */
+        char path[32];
+        snprintf(path, sizeof path, "/dev/nvidia%d", n);
+        if (access(path, F_OK))
+            break;
+        len += (size_t)snprintf(list + len, sizeof list - len, "%s%d", n ? "," : "", n);
+    }
+    if (seen) {
+        snprintf(list, sizeof list, "%s", seen);
+        n = 1;
+        for (const char *c = list; *c; c++)
+            n += *c == ',';
+    }
+    for (int i = 0; n > 1 && i <= rank % n; i++)
+        mine = strsep(&rest, ",");
+    if (mine)
+        setenv("CUDA_VISIBLE_DEVICES", mine, 1);
+}
+
 static inline int connect_nccl(const struct world *w, int rank, const struct rendezvous *rv, int to_test,
                                struct comms *comms, struct error *err)
 {
     to_parent = to_test;
+    if (spread)
+        take_device(rank);
     int rc = open_device(err);
     if (!rc)
         rc = library->comms_create(rank, &w->layout, "127.0.0.1", rv, connect_ms, &watcher, comms, err);

@@ -130,6 +130,9 @@ struct comm_place {
 struct comm_place comm_place_of(const struct comm_layout *layout, int world_rank, enum comm_group g);
 int comm_world_size(const struct comm_layout *layout);
 
+/* A device's processors that a collective over tp takes at most, where devices do the work. */
+enum { COMM_PROCESSORS = 24 };
+
 /* A rank's set of groups. */
 struct comms {
     struct comm world, tp, pp, dp, ends;

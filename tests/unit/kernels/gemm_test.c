@@ -84,9 +84,13 @@ static void all_gemms(struct variant *v)
 {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int mode = 0; mode < 12; mode++) {
+            if (v->k->set_spare)
+                v->k->set_spare(v->ks, mode % 3 ? 0 : 16);
             one_gemm(v, &shapes[i], mode & 1, mode & 2, (mode / 4) * 0.5, false);
             one_gemm(v, &shapes[i], mode & 1, mode & 2, (mode / 4) * 0.5, true);
         }
+    if (v->k->set_spare)
+        v->k->set_spare(v->ks, 0);
     assert_true(!v->k->gemm_seconds || v->k->gemm_seconds(v->ks) > 0);
 }
 
