@@ -173,7 +173,7 @@ static void prepare(uv_work_t *work)
     if (l->rc)
         return;
     Boost__JobSpec *spec = l->spec ? l->spec : a->start->spec;
-    l->rc = agent_preflight(spec, a->uid, gid, &l->reason, &l->err);
+    l->rc = agent_preflight(spec, a->start->checkpoint_dir, a->uid, gid, &l->reason, &l->err);
     if (l->rc)
         return;
     /* Of a node that never came back nobody else would clear it. */

@@ -97,11 +97,15 @@ static int check_space(const char *dir, int64_t bytes, struct error *err)
                      dir, there / (1 << 20), (double)bytes / (1 << 20));
 }
 
-static int check_checkpoint_dir(const char *dir, int64_t bytes, Boost__Reason__Value *reason, struct error *err)
+/* `own` is made as a rank makes it, or somebody may have made it before. */
+static int check_checkpoint_dir(const char *dir, const char *own, int64_t bytes, Boost__Reason__Value *reason,
+                                struct error *err)
 {
     int rc = fs_make_dirs(dir, 0777, err);
     if (!rc)
         rc = probe_dir("checkpoint directory", dir, err);
+    if (!rc && own && *own && !(rc = fs_make_dirs(own, 0755, err)))
+        rc = probe_dir("the job's checkpoint directory", own, err);
     if (!rc)
         rc = check_space(dir, bytes, err);
     else
@@ -138,8 +142,8 @@ static int check_workdir(const char *dir, struct error *err)
     return error_hint(err, "make it on the node, or leave workdir out");
 }
 
-int agent_preflight(const Boost__JobSpec *spec, uint32_t uid, uint32_t gid, Boost__Reason__Value *reason,
-                    struct error *err)
+int agent_preflight(const Boost__JobSpec *spec, const char *own_dir, uint32_t uid, uint32_t gid,
+                    Boost__Reason__Value *reason, struct error *err)
 {
     struct as_user user;
     *reason = BOOST__REASON__VALUE__SpecError;
@@ -152,7 +156,7 @@ int agent_preflight(const Boost__JobSpec *spec, uint32_t uid, uint32_t gid, Boos
     if (rc)
         *reason = BOOST__REASON__VALUE__DataError;
     if (!rc)
-        rc = check_checkpoint_dir(spec->checkpoint->dir, checkpoint_bytes(spec), reason, err);
+        rc = check_checkpoint_dir(spec->checkpoint->dir, own_dir, checkpoint_bytes(spec), reason, err);
     if (!rc && spec->run && spec->run->tensorboard_dir && *spec->run->tensorboard_dir)
         rc = check_tensorboard_dir(spec->run->tensorboard_dir, err);
     if (!rc && spec->workdir && *spec->workdir)

@@ -11,11 +11,12 @@
 
 /* Every data file is readable, a whole number of tokens and at least one window long; the checkpoint directory
  * can be made and written (a probe file is written, synced and removed) and, where the job says what its model is, has
- * room for a checkpoint; the working directory is there.
+ * room for a checkpoint; so can own_dir, the directory in it that its checkpoints go to (NULL: not known yet); the working
+ * directory is there.
  * ERR_INVALID with *reason DataError or SpecError, ERR_NOSPACE with DiskFull, ERR_REFUSED for a user the agent
  * cannot act for. The message names the file, the hint the mend. */
-MUST_USE int agent_preflight(const Boost__JobSpec *spec, uint32_t uid, uint32_t gid, Boost__Reason__Value *reason,
-                             struct error *err);
+MUST_USE int agent_preflight(const Boost__JobSpec *spec, const char *own_dir, uint32_t uid, uint32_t gid,
+                             Boost__Reason__Value *reason, struct error *err);
 
 /* Whether this worker has its CUDA backend (boost-worker --check-cuda, some seconds; once it has said yes it is not
  * asked again until it or its boost-cuda.so is another file). ERR_UNSUPPORTED with what it says. */

@@ -160,7 +160,7 @@ static int preflight(struct task *t, uint32_t uid, uint32_t gid, struct error *e
 {
     Boost__Reason__Value reason;
     const Boost__JobSpec *spec = t->order->preflight->spec;
-    int rc = agent_preflight(spec, uid, gid, &reason, err);
+    int rc = agent_preflight(spec, NULL, uid, gid, &reason, err);
     if (!rc)
         rc = agent_preflight_init(spec, uid, gid, err);
     if (!rc)

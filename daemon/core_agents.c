@@ -420,9 +420,9 @@ static void on_refused(struct core *c, struct node *n, const Boost__AttemptRefus
     snprintf(text, sizeof text, "%s refused to start it: %.500s%s%.300s", n->name, why, x->hint && *x->hint ? "; " : "",
              x->hint ? x->hint : "");
     Boost__Reason__Value reason = x->reason;
-    /* A job that has come to a checkpoint was right: a disk is full, read-only or away. That passes, or the job
-     * comes to be HELD until somebody has seen to it. */
-    bool spec = x->class_ == CLASS(SPEC) && reason != REASON(DiskFull) && job->checkpoint_step < 0;
+    /* A job that has trained was right: a disk is full, read-only or away. That passes, or the job comes to be HELD
+     * until somebody has seen to it. */
+    bool spec = x->class_ == CLASS(SPEC) && reason != REASON(DiskFull) && !job_has_trained(job);
     if (reason == REASON(NONE))
         reason = spec ? REASON(SpecError) : REASON(RankExit);
     remember_refusal(c, n, job);

@@ -147,6 +147,7 @@ static void append_tail(struct buffer *b, const struct rank_end *e)
 
 static void append_end(struct buffer *b, const struct rank_end *e)
 {
+    bool disk = e->error && !strncmp(e->error, RANK_FINAL_CHECKPOINT, strlen(RANK_FINAL_CHECKPOINT));
     if (e->lost)
         buffer_append_str(b, "its end was not seen (the processes are gone, exit code unknown)");
     else if (e->signal) {
@@ -159,9 +160,10 @@ static void append_end(struct buffer *b, const struct rank_end *e)
         buffer_printf(b, "exit code %d%s", e->exit_code,
                       e->class == CLASS(SPEC)        ? " (spec or data error)"
                       : e->class == CLASS(PEER_LOST) ? " (lost a peer)"
-                      : e->class == CLASS(INFRA)     ? " (device or driver)"
-                                                     : "");
-    if (e->device && *e->device) {
+                      : e->class != CLASS(INFRA)     ? ""
+                      : disk                         ? " (disk)"
+                                                     : " (device or driver)");
+    if (e->device && *e->device && !disk) {
         buffer_append_str(b, " on ");
         append_text(b, (const uint8_t *)e->device, strlen(e->device));
     }

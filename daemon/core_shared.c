@@ -53,8 +53,8 @@ static void not_shared(struct core *c, struct job *job, const char *node, const 
         if (n)
             node_release(c, n, job->id, a->number);
     }
-    /* One that has got to a checkpoint was right: a mount is missing, which passes, or it comes to be HELD. */
-    attempt_fail(c, job, a, job->checkpoint_step < 0 ? CLASS(SPEC) : CLASS(INFRA), REASON(SpecError), "preflight", node,
+    /* One that has trained was right: a mount is missing, which passes, or it comes to be HELD. */
+    attempt_fail(c, job, a, job_has_trained(job) ? CLASS(INFRA) : CLASS(SPEC), REASON(SpecError), "preflight", node,
                  text);
 }
 

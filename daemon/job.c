@@ -125,6 +125,14 @@ struct attempt *job_live_attempt(const struct job *job)
     return a && a->end_ns == 0 ? a : NULL;
 }
 
+bool job_has_trained(const struct job *job)
+{
+    for (int i = 0; i < job->n_attempts; i++)
+        if (job->attempts[i]->to_step > job->attempts[i]->from_step)
+            return true;
+    return job->checkpoint_step >= 0;
+}
+
 struct attempt *job_add_attempt(struct job *job)
 {
     struct attempt **list = realloc(job->attempts, (size_t)(job->n_attempts + 1) * sizeof *list);

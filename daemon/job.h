@@ -262,6 +262,8 @@ struct job {
 struct attempt *job_live_attempt(const struct job *job);
 struct attempt *job_attempt(const struct job *job, int number); /* NULL: no such one */
 struct checkpoint *job_checkpoint(const struct job *job, int64_t step, int attempt);
+/* Some attempt did a step, so its files and directories were right once: what is wrong with them since may pass. */
+bool job_has_trained(const struct job *job);
 /* "node:0,1;node2:2,3", the form in the store. NULL when out of memory. */
 char *attempt_placement(const struct attempt *a);
 /* "node,node", the form in the store; NULL: none, or out of memory. */

@@ -37,9 +37,12 @@ enum {
     /* exit codes of boost-worker */
     RANK_EXIT_SPEC = 64,  /* spec or data error: no restart can help   */
     RANK_EXIT_PEER = 65,  /* a peer was lost: never the cause          */
-    RANK_EXIT_INFRA = 66, /* device, driver                            */
+    RANK_EXIT_INFRA = 66, /* device, driver, the checkpoints' disk     */
     RANK_EXIT_APP = 70,   /* everything else that the worker noticed   */
 };
+
+/* How a DONE record's error begins where the disk of checkpoints is why the rank ended with RANK_EXIT_INFRA. */
+#define RANK_FINAL_CHECKPOINT "final checkpoint"
 
 /* The last collective that a rank entered in one of its groups. */
 struct rank_collective {

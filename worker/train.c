@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "proto/base/clock.h"
+#include "proto/rankfiles.h"
 #include "worker/agreement.h"
 #include "worker/checkpoint.h"
 #include "worker/pace.h"
@@ -396,8 +397,10 @@ static int finish(struct run *r, struct error *err)
         error_clear(err);
         return ERR_OK;
     }
+    if (rc == ERR_IO || rc == ERR_NOSPACE || rc == ERR_NOT_FOUND) /* no fault of the job's, whatever was missing */
+        err->code = ERR_DEVICE;
     if (rc)
-        return error_context(err, "final checkpoint");
+        return error_context(err, RANK_FINAL_CHECKPOINT);
     if (r->t->rank == 0)
         report_line(report, "%s at step %" PRId64, r->stopped ? "stopped" : "completed", r->at.step);
     return ERR_OK;

@@ -3,7 +3,7 @@
 import os, shutil, signal, subprocess, time
 
 from harness import Cluster, Skip, run, wait_until
-from jobs import Shared, at, ended, endless, wait_committed, wait_event
+from jobs import Shared, at, ended, endless, job_of, wait_committed, wait_event
 
 shared = Shared(cpu_slots=2, agent_set={"hang_min_ms": 1500})
 
@@ -67,6 +67,41 @@ def test_a_data_file_that_vanishes_holds_the_job_until_it_is_back(c):
     wait_until(lambda: c.status(job)["state"] == "RUNNING", 20, "it runs again")
     c.ok("cancel", "--now", job)
     c.wait_state(job, "CANCELLED")
+
+
+@shared
+def test_a_last_checkpoint_that_cannot_be_written_costs_no_restart(c):
+    """A file stands where the first attempt's last checkpoint is to go; nothing is in the second one's way."""
+    steps = 400
+    job = c.submit(job_of(c, steps=steps, every=20, name="last"))
+    wait_committed(c, job, 20)
+    base = os.path.dirname(c.json("ckpt", "ls", job)["checkpoints"][0]["path"])
+    with open(f"{base}/step-{steps}.a1", "w"):
+        pass
+    c.wait_state(job, "COMPLETED", deadline=90)
+    text = wait_event(c, job, "rank-exit")["text"]
+    assert "exit code 66 (disk): final checkpoint: " in text and f"step-{steps}.a1" in text, text
+    assert "infrastructure, no restart used" in text, text
+    assert c.status(job)["last_checkpoint_step"] == steps
+
+
+@shared
+def test_a_job_whose_own_checkpoint_directory_is_spoiled_does_not_start(c):
+    """Found before the first step, not after the last."""
+    held = c.submit(job_of(c, steps=1_000_000, every=20, name="before"))
+    wait_committed(c, held, 20)
+    base = os.path.dirname(c.json("ckpt", "ls", held)["checkpoints"][0]["path"])
+    c.ok("cancel", "--now", held)
+    c.wait_state(held, "CANCELLED")
+    store = os.path.basename(base).split("-")[0]
+    spoiled = f"{os.path.dirname(base)}/{store}-{held + 1}"
+    with open(spoiled, "w"):
+        pass
+    job = c.submit(job_of(c, steps=10, name="spoiled"))
+    assert job == held + 1, job
+    row = c.wait_state(job, "FAILED")
+    assert row["reason"] == "SpecError" and spoiled in row["info"] and not row.get("step"), row
+    os.unlink(spoiled)
 
 
 @shared

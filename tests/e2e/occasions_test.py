@@ -127,6 +127,7 @@ def test_a_write_that_fails_is_told(c):
     def spoiled(name, **options):
         job = started(c, name, steps=1_000_000, **options)
         path = Path(base).parent / f"{store}-{job}"
+        path.rmdir()  # made and tried before the job started
         path.write_text("")
         return job, path
 

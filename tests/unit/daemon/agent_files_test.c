@@ -96,7 +96,7 @@ static int teardown(void **state)
 static int preflight(void)
 {
     reason = BOOST__REASON__VALUE__NONE;
-    return agent_preflight(&spec, (uint32_t)geteuid(), (uint32_t)getegid(), &reason, &err);
+    return agent_preflight(&spec, NULL, (uint32_t)geteuid(), (uint32_t)getegid(), &reason, &err);
 }
 
 static void expect_fault(int code, Boost__Reason__Value why, const char *text)
@@ -178,13 +178,13 @@ static void test_preflight(void **state)
     Boost__JobSpec *resolved;
     if (plan_resolve(&spec, &machine, &resolved, &err))
         fail_msg("%s", err.message);
-    assert_int_equal(agent_preflight(resolved, (uint32_t)geteuid(), (uint32_t)getegid(), &reason, &err), 0);
+    assert_int_equal(agent_preflight(resolved, NULL, (uint32_t)geteuid(), (uint32_t)getegid(), &reason, &err), 0);
     resolved->model->hidden = resolved->model->intermediate = 32768;
     resolved->model->heads = resolved->model->kv_heads = 256;
     resolved->model->layers = 1000; /* some 90 TB */
     if ((double)fs.f_bavail * (double)fs.f_frsize > 8e13)
         skip();
-    assert_int_equal(agent_preflight(resolved, (uint32_t)geteuid(), (uint32_t)getegid(), &reason, &err), ERR_NOSPACE);
+    assert_int_equal(agent_preflight(resolved, NULL, (uint32_t)geteuid(), (uint32_t)getegid(), &reason, &err), ERR_NOSPACE);
     assert_int_equal(reason, BOOST__REASON__VALUE__DiskFull);
     assert_non_null(strstr(err.message, "MiB, and a checkpoint takes "));
     boost__job_spec__free_unpacked(resolved, NULL);
@@ -219,11 +219,39 @@ static void test_the_cuda_check_is_remembered(void **state)
     unsetenv("BOOST_CUDA_LIBRARY");
 }
 
+/* The directory in checkpoint.dir that the checkpoints really go to may be there already, and be something else. */
+static void test_own_directory(void **state)
+{
+    (void)state;
+    char own[PATH_MAX];
+    uint32_t uid = (uint32_t)geteuid(), gid = (uint32_t)getegid();
+    int used = snprintf(own, sizeof own, "%s/store-7", checkpoint_path);
+    assert_true(used > 0 && (size_t)used < sizeof own);
+    assert_int_equal(agent_preflight(&spec, own, uid, gid, &reason, &err), 0);
+    assert_int_equal(agent_preflight(&spec, own, uid, gid, &reason, &err), 0); /* at the next attempt too */
+    assert_int_equal(rmdir(own), 0);                                           /* no probe is left */
+    put(own, "", 0);
+    assert_int_equal(agent_preflight(&spec, own, uid, gid, &reason, &err), ERR_INVALID);
+    assert_int_equal(reason, BOOST__REASON__VALUE__SpecError);
+    assert_non_null(strstr(err.message, own));
+    assert_true(err.hint[0]);
+    assert_int_equal(unlink(own), 0);
+    if (geteuid() != 0)
+        return;
+    assert_int_equal(chmod(checkpoint_path, 0777), 0);
+    assert_int_equal(mkdir(own, 0755), 0); /* somebody else's */
+    assert_int_equal(agent_preflight(&spec, own, NOBODY, NOBODY, &reason, &err), ERR_INVALID);
+    assert_non_null(strstr(err.message, own));
+    assert_non_null(strstr(err.message, "cannot be written"));
+    assert_int_equal(chown(own, NOBODY, NOBODY), 0);
+    assert_int_equal(agent_preflight(&spec, own, NOBODY, NOBODY, &reason, &err), 0);
+}
+
 static void test_as_the_jobs_user(void **state)
 {
     (void)state;
     if (geteuid() != 0) { /* another user's job cannot be served */
-        assert_int_equal(agent_preflight(&spec, (uint32_t)geteuid() + 1, (uint32_t)getegid(), &reason, &err),
+        assert_int_equal(agent_preflight(&spec, NULL, (uint32_t)geteuid() + 1, (uint32_t)getegid(), &reason, &err),
                          ERR_REFUSED);
         return;
     }
@@ -232,12 +260,12 @@ static void test_as_the_jobs_user(void **state)
     path_in(owned, "owned");
     assert_int_equal(mkdir(owned, 0755), 0);
     checkpoint.dir = owned;
-    assert_int_equal(agent_preflight(&spec, NOBODY, NOBODY, &reason, &err), ERR_INVALID);
+    assert_int_equal(agent_preflight(&spec, NULL, NOBODY, NOBODY, &reason, &err), ERR_INVALID);
     assert_non_null(strstr(err.message, "cannot be written"));
     assert_int_equal(chown(owned, NOBODY, NOBODY), 0);
-    assert_int_equal(agent_preflight(&spec, NOBODY, NOBODY, &reason, &err), 0);
+    assert_int_equal(agent_preflight(&spec, NULL, NOBODY, NOBODY, &reason, &err), 0);
     assert_int_equal(chmod(train_path, 0600), 0);
-    assert_int_equal(agent_preflight(&spec, NOBODY, NOBODY, &reason, &err), ERR_INVALID);
+    assert_int_equal(agent_preflight(&spec, NULL, NOBODY, NOBODY, &reason, &err), ERR_INVALID);
     assert_int_equal(reason, BOOST__REASON__VALUE__DataError);
     assert_non_null(strstr(err.message, "cannot be read"));
     /* What is made belongs to the user, and root is root again afterwards. */
@@ -542,7 +570,7 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        TEST(test_preflight),        TEST(test_as_the_jobs_user),        TEST(test_manifest),
+        TEST(test_preflight),        TEST(test_own_directory),    TEST(test_as_the_jobs_user),        TEST(test_manifest),
         TEST(test_find),
         TEST(test_manifest_refuses), TEST(test_verify_names_the_damage), TEST(test_verify_of_other_things_than_files),
         TEST(test_delete),           TEST(test_what_is_torn_goes),

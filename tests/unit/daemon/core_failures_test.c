@@ -276,7 +276,7 @@ static void the_rendezvous_names_who_is_missing(void **state)
     world_free(w);
 }
 
-static void hangs_and_refusals(void **state)
+static void hangs(void **state)
 {
     (void)state;
     struct world *w = world_new();
@@ -301,75 +301,84 @@ static void hangs_and_refusals(void **state)
                                                "application failure, restart 1 of 3");
     assert_true(job_of(w, id)->detection_s > 29 && job_of(w, id)->detection_s < 31);
     (void)x;
-    /* A node that will not have it: SPEC ends the job, with the hint. */
-    while (job_of(w, id)->state == STATE(RECOVERING))
-        advance(w, 250);
-    x = newest(w, a, id);
-    x->alive = false;
-    x->forgotten = true;
+    world_free(w);
+}
+
+static void refuse(struct world *w, int64_t id, int attempt, Boost__Reason__Value reason, const char *text,
+                   const char *hint)
+{
     Boost__AttemptRefused r = BOOST__ATTEMPT_REFUSED__INIT;
-    boost__agent_message__init(&m);
+    Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
     r.has_job = r.has_attempt = r.has_class_ = r.has_reason = 1;
     r.job = id;
-    r.attempt = 2;
+    r.attempt = attempt;
     r.class_ = BOOST__EXIT_CLASS__VALUE__SPEC;
-    r.reason = REASON(DataError);
-    r.text = (char *)(uintptr_t) "/data/train.txt is shorter than one window";
-    r.hint = (char *)(uintptr_t) "33 tokens are needed";
+    r.reason = reason;
+    r.text = (char *)(uintptr_t)text;
+    r.hint = (char *)(uintptr_t)hint;
     m.body_case = BOOST__AGENT_MESSAGE__BODY_ATTEMPT_REFUSED;
     m.attempt_refused = &r;
     say(w, "n1", &m);
     pump(w);
+}
+
+/* A node that will not have a job which nobody has seen train: SPEC ends it, with the hint. */
+static void what_never_ran_is_refused_for_good(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    join_world(w, a);
+    int64_t id = submit(w);
+    assert_state(w, id, STARTING);
+    struct fake_attempt *x = newest(w, a, id);
+    x->alive = false;
+    x->forgotten = true;
+    refuse(w, id, 1, REASON(DataError), "/data/train.txt is shorter than one window", "33 tokens are needed");
     assert_state(w, id, FAILED);
     assert_int_equal(job_of(w, id)->reason, REASON(DataError));
     assert_says(job_of(w, id)->reason_text, "33 tokens are needed");
     world_free(w);
 }
 
-/* A disk that is full or away at a restart: tried again, then held, never the end of a job that has run for weeks. */
+/* A disk that is full or away at a restart: tried again, then held, never the end of a job that has run for weeks, or
+ * for some steps. */
 static void a_disk_in_trouble_at_a_restart_ends_no_job(void **state)
 {
     (void)state;
-    struct world *w = world_new();
-    struct fake_agent *a = agent_add(w, "n1", 2);
-    int64_t id;
-    join_world(w, a);
-    struct fake_attempt *x = run_job(w, a, &id);
-    say_step(w, a, x, 20);
-    say_checkpoint(w, a, x, 20);
-    say_end_of(w, a, x, 0, (struct end){.signal = 9});
-    pump(w);
-    for (int attempt = 2; attempt <= 4; attempt++) {
-        for (int i = 0; i < 400 && job_of(w, id)->state == STATE(RECOVERING); i++)
-            advance(w, 250);
-        assert_state(w, id, STARTING);
-        x = newest(w, a, id);
-        x->alive = false;
-        x->forgotten = true;
-        Boost__AttemptRefused r = BOOST__ATTEMPT_REFUSED__INIT;
-        Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
-        r.has_job = r.has_attempt = r.has_class_ = r.has_reason = 1;
-        r.job = id;
-        r.attempt = attempt;
-        r.class_ = BOOST__EXIT_CLASS__VALUE__SPEC;
-        r.reason = attempt == 2 ? REASON(DataError) : REASON(DiskFull);
-        r.text = (char *)(uintptr_t) "checkpoint directory /ckpt cannot be written: write: No space left on device";
-        r.hint = (char *)(uintptr_t) "make room on that file system";
-        m.body_case = BOOST__AGENT_MESSAGE__BODY_ATTEMPT_REFUSED;
-        m.attempt_refused = &r;
-        say(w, "n1", &m);
+    for (int checkpoint = 0; checkpoint < 2; checkpoint++) {
+        struct world *w = world_new();
+        struct fake_agent *a = agent_add(w, "n1", 2);
+        int64_t id;
+        join_world(w, a);
+        struct fake_attempt *x = run_job(w, a, &id);
+        say_step(w, a, x, 20);
+        if (checkpoint)
+            say_checkpoint(w, a, x, 20);
+        say_end_of(w, a, x, 0, (struct end){.signal = 9});
         pump(w);
+        for (int attempt = 2; job_of(w, id)->state != STATE(HELD) && attempt <= 4; attempt++) {
+            for (int i = 0; i < 400 && job_of(w, id)->state == STATE(RECOVERING); i++)
+                advance(w, 250);
+            assert_state(w, id, STARTING);
+            x = newest(w, a, id);
+            x->alive = false;
+            x->forgotten = true;
+            refuse(w, id, attempt, attempt == 2 ? REASON(DataError) : REASON(DiskFull),
+                   "checkpoint directory /ckpt cannot be written: write: No space left on device",
+                   "make room on that file system");
+        }
+        assert_state(w, id, HELD);
+        assert_int_equal(job_of(w, id)->restarts_used, 0);
+        assert_int_equal(job_of(w, id)->reason, REASON(DiskFull));
+        assert_says(job_of(w, id)->reason_text, "no progress in 3 attempts, the checkpoints' disk is full; "
+                                                "release with: boostctl release");
+        assert_says(job_of(w, id)->reason_text, "make room on that file system");
+        assert_int_equal(control(w, RELEASE, id, false), ERR_OK);
+        advance(w, 1000);
+        assert_int_equal(newest(w, a, id)->from_step, checkpoint ? 20 : 0);
+        world_free(w);
     }
-    assert_state(w, id, HELD);
-    assert_int_equal(job_of(w, id)->restarts_used, 0);
-    assert_int_equal(job_of(w, id)->reason, REASON(DiskFull));
-    assert_says(job_of(w, id)->reason_text, "no progress in 3 attempts, the checkpoints' disk is full; "
-                                            "release with: boostctl release");
-    assert_says(job_of(w, id)->reason_text, "make room on that file system");
-    assert_int_equal(control(w, RELEASE, id, false), ERR_OK);
-    advance(w, 1000);
-    assert_int_equal(newest(w, a, id)->from_step, 20);
-    world_free(w);
 }
 
 /* One failing job never disturbs another. */
@@ -403,7 +412,8 @@ int main(void)
         cmocka_unit_test(no_progress_holds_with_the_mend),
         cmocka_unit_test(backoff_doubles_to_its_ceiling),
         cmocka_unit_test(the_rendezvous_names_who_is_missing),
-        cmocka_unit_test(hangs_and_refusals),
+        cmocka_unit_test(hangs),
+        cmocka_unit_test(what_never_ran_is_refused_for_good),
         cmocka_unit_test(a_disk_in_trouble_at_a_restart_ends_no_job),
         cmocka_unit_test(jobs_do_not_touch_each_other),
     };
