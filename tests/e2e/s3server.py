@@ -12,7 +12,7 @@ the answer), `drip` (so many bytes of an object every tenth of a second), `etag`
 that its Date is off). Unsigned, for programs: PUT /-/faults with a JSON list, PUT /-/region with the one that signatures
 have to name, GET /-/requests, PUT /-/plain/NAME, and GET of the same, which knows ranges.
 """
-import hashlib, hmac, json, re, ssl, subprocess, sys, threading, time, urllib.parse
+import hashlib, hmac, http.client, json, re, ssl, subprocess, sys, threading, time, urllib.parse
 from datetime import datetime, timezone
 from pathlib import Path
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -99,6 +99,9 @@ class Handler(BaseHTTPRequestHandler):
         if path.startswith("/-/plain/"):
             self.plain(path, body, fault)
             return
+        if store.forward:
+            self.pass_on(body, fault)
+            return
         try:
             self.check(path, query, body)
             _, bucket, *rest = urllib.parse.unquote(path).split("/", 2)
@@ -131,6 +134,28 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(404, "no such file")
         else:
             self.send_object(store.objects[name], [("ETag", etag(store.objects[name]))], fault)
+
+    def pass_on(self, body, fault):
+        """As it came, host and signature too, to the store that is behind this one."""
+        c = http.client.HTTPConnection(self.server.store.forward, timeout=60)
+        c.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+        for name, value in self.headers.items():
+            c.putheader(name, value)
+        c.endheaders(body)
+        r = c.getresponse()
+        data = r.read()
+        headers = [(k, v) for k, v in r.getheaders() if k.lower() not in ("server", "date", "connection", "transfer-encoding")]
+        if fault and "cut" in fault:
+            self.send_response(r.status)
+            for name, value in headers:
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(data[:fault["cut"]])
+            self.close_connection = True
+            self.connection.shutdown(2)
+        else:
+            self.answer(r.status, data, headers)
+        c.close()
 
     def check(self, path, query, body):
         h = {k.lower(): v for k, v in self.headers.items()}
@@ -290,7 +315,9 @@ class Server(ThreadingHTTPServer):
 
 
 class Store:
-    def __init__(self, buckets=("models",), page=1000, port=0, tls=None):
+    def __init__(self, buckets=("models",), page=1000, port=0, tls=None, forward=None):
+        """forward: "host:port" of a store that answers in its place, where no fault does."""
+        self.forward = forward
         self.buckets, self.page = set(buckets), page
         self.objects, self.meta, self.uploads = {}, {}, {}
         self.requests, self.faults, self.lock = [], [], threading.RLock()
