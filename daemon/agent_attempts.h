@@ -74,6 +74,7 @@ struct agent_rank {
     Boost__ExitRecord *exit; /* NULL: has not ended */
     bool exit_sent, exit_acked;
     bool exit_again; /* sent in this round of repeats */
+    bool ask;        /* for a checkpoint: its control page could not be written yet */
     /* Of one whose device failed: until this look at the GPUs is over, or that time, its end is kept back. */
     uint64_t device_look;
     int64_t device_due;
@@ -144,6 +145,8 @@ void attempt_drop(struct agent_attempt *a);
 /* Everything of it is known to the controller: logs go to state_dir/logs, the rest away, `a` too, unless it has to
  * wait. */
 void attempt_try_forget(struct agent_attempt *a);
+/* Asks the rank for a checkpoint, if that is owed. */
+void attempt_ask(const struct agent_attempt *a, struct agent_rank *r);
 /* In a thread: what these attempts of its job, which are over, left half-written of checkpoints. */
 void attempt_clear_torn(const struct agent_attempt *a, int32_t first, int32_t last);
 

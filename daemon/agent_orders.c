@@ -145,7 +145,7 @@ void attempts_start(struct agent *agent, const Boost__AttemptStart *order)
 
 /* ---- stop, checkpoint ---- */
 
-static bool write_control(struct agent_attempt *a, int rank, size_t offset, const uint32_t *value)
+static bool write_control(const struct agent_attempt *a, int rank, size_t offset, const uint32_t *value)
 {
     char path[PATH_MAX];
     if (rank_file_path(path, sizeof path, a->run_dir, rank, "control", NULL))
@@ -156,7 +156,9 @@ static bool write_control(struct agent_attempt *a, int rank, size_t offset, cons
     /* A short file is the user's doing: a write would not reach the mapping anyway. */
     bool ok =
         lseek(fd, 0, SEEK_END) >= RANK_FILE_BYTES && pwrite(fd, value, sizeof *value, (off_t)offset) == sizeof *value;
+    int errnum = errno;
     close(fd);
+    errno = errnum;
     return ok;
 }
 
@@ -220,23 +222,37 @@ void attempts_stop(struct agent *agent, const Boost__StopAttempt *order)
     attempt_poll(a);
 }
 
+/* Ranks agree on the step; each has to see the counter move, and only this agent writes it. False: not now. */
+static bool move_counter(const struct agent_attempt *a, int rank)
+{
+    char path[PATH_MAX];
+    uint32_t page[3] = {0};
+    if (rank_file_path(path, sizeof path, a->run_dir, rank, "control", NULL))
+        return true;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    ssize_t n = fd < 0 ? -1 : pread(fd, page, sizeof page, 0);
+    if (fd >= 0)
+        close(fd);
+    uint32_t next = page[2] + 1;
+    return n != sizeof page || write_control(a, rank, offsetof(struct rank_control, checkpoint), &next);
+}
+
+void attempt_ask(const struct agent_attempt *a, struct agent_rank *r)
+{
+    if (r->ask)
+        r->ask = !r->exit && !move_counter(a, r->rank);
+}
+
 void attempts_checkpoint(struct agent *agent, const Boost__RequestCheckpoint *order)
 {
     struct agent_attempt *a = attempts_find(agent, order->job, order->attempt);
     for (size_t i = 0; a && i < a->rank_count; i++) {
-        /* Ranks agree on the step; each has to see the counter move, and only this agent writes it. */
-        char path[PATH_MAX];
-        uint32_t page[3] = {0};
-        int rank = a->ranks[i].rank;
-        if (rank_file_path(path, sizeof path, a->run_dir, rank, "control", NULL))
-            continue;
-        int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-        ssize_t n = fd < 0 ? -1 : pread(fd, page, sizeof page, 0);
-        if (fd >= 0)
-            close(fd);
-        uint32_t next = page[2] + 1;
-        if (n == sizeof page)
-            (void)write_control(a, rank, offsetof(struct rank_control, checkpoint), &next);
+        struct agent_rank *r = &a->ranks[i];
+        r->ask = true;
+        attempt_ask(a, r);
+        if (r->ask)
+            log_line(LOG_WARN, "rank %d of %s cannot be asked for a checkpoint (%s): tried again", r->rank, a->run_dir,
+                     strerror(errno));
     }
 }
 

@@ -424,6 +424,7 @@ void attempt_poll(struct agent_attempt *a)
     for (size_t i = 0; i < a->rank_count && a->state == ATTEMPT_LIVE; i++) {
         look_at_progress(a, &a->ranks[i]);
         look_at_output(a, &a->ranks[i]);
+        attempt_ask(a, &a->ranks[i]);
     }
     report(a);
     int64_t now = clock_mono_ns();
