@@ -1,12 +1,17 @@
 """What a power cut leaves of a cluster's files: tests/fakes/faulty.so writes down what was made durable and when, and
 restore() puts the files as they would be had the power gone at any moment of it."""
-import ctypes, os, shutil, struct
+import ctypes, hashlib, os, shutil, struct
 from pathlib import Path
 
 from harness import BIN
 
 FAULTY = BIN.parent / "tests" / "fakes" / "faulty.so"
 PRELOAD = ("LD_PRELOAD", "BOOST_TEST_FAULT", "BOOST_TEST_FAULT_LOG", "BOOST_TEST_DISK")
+
+
+def content(path):
+    """{name: digest} of a directory's files."""
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(Path(path).glob("*"))}
 
 
 def key_of(path):

@@ -1,18 +1,12 @@
 """A power cut at any moment of a recorded life of checkpoints: what the machine has when it is on again, and what
 becomes of the job."""
-import hashlib, os, signal
-from pathlib import Path
+import os, signal
 
-from disk import Disk
+from disk import Disk, content
 from harness import Cluster, alive, processes_with, wait_until
-from jobs import endless, wait_rank_step
+from jobs import endless
 
 PARTS = ("boostd", "agent-n1", "ckpt")
-
-
-def content(path):
-    """{name: digest} of a checkpoint's files."""
-    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(Path(path).glob("*"))}
 
 
 class Recorded:
@@ -32,7 +26,7 @@ class Recorded:
         env = "".join(f'env {{ key: "{k}" value: "{v}" }}\n' for k, v in self.disk.env.items())
         self.job = c.submit(endless(c, tp=tp, name="power", extra=env).replace("keep: 3", "keep: 2"))
         self.submitted = self.disk.now()
-        wait_rank_step(c, self.job, 1, 2)
+        c.wait_state(self.job, "RUNNING")
         for act in ("save", "save", "pin", "save", "save", "remove", "unpin", "save"):
             self.mark()
             getattr(self, act)()
