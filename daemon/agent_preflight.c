@@ -17,9 +17,12 @@
 #include <unistd.h>
 
 #include "daemon/agent_checkpoint.h"
+#include "daemon/agent_tool.h"
 #include "daemon/agent_user.h"
 #include "proto/base/clock.h"
 #include "proto/base/fs.h"
+#include "proto/json.h"
+#include "proto/reflect.h"
 #include "proto/tokenfile.h"
 #include "worker/plan/plan.h"
 
@@ -165,7 +168,22 @@ int agent_preflight(const Boost__JobSpec *spec, const char *own_dir, uint32_t ui
     return rc;
 }
 
-int agent_preflight_init(const Boost__JobSpec *spec, uint32_t uid, uint32_t gid, struct error *err)
+/* The model of a directory of Hugging Face's, which only the worker can read. */
+static int hf_model(char *worker, const char *dir, uint32_t uid, uint32_t gid, struct arena *mem, Boost__JobSpec **out,
+                    struct error *err)
+{
+    struct tool_output said = {0};
+    char *argv[] = {worker, (char[]){"ckpt"}, (char[]){"model"}, (char *)(uintptr_t)dir, NULL};
+    int rc = agent_tool_run(argv, uid, gid, mem, &said, err);
+    if (!rc && !(*out = (Boost__JobSpec *)reflect_new(mem, &boost__job_spec__descriptor)))
+        rc = error_set(err, ERR_NOMEM, "no memory for the model of %s", dir);
+    const char *text = said.text ? said.text : "";
+    if (!rc)
+        rc = json_read(&(*out)->base, mem, "boost-worker ckpt model", text, strlen(text), &(struct read_options){0}, err);
+    return rc;
+}
+
+int agent_preflight_init(const Boost__JobSpec *spec, char *worker, uint32_t uid, uint32_t gid, struct error *err)
 {
     const Boost__InitFrom *from = spec->checkpoint ? spec->checkpoint->init_from : NULL;
     struct as_user user;
@@ -173,12 +191,16 @@ int agent_preflight_init(const Boost__JobSpec *spec, uint32_t uid, uint32_t gid,
     Boost__JobSpec *was = NULL;
     if (!from || !from->path || !*from->path || strstr(from->path, "://"))
         return ERR_OK; /* what is fetched, agent_init looks at */
-    int rc = as_user_begin(&user, uid, gid, err);
-    if (rc)
-        return rc;
+    const char *name = strrchr(from->path, '/');
+    int64_t step;
+    int attempt, rc;
     arena_init(&mem, MANIFEST_ARENA);
-    rc = checkpoint_spec(from->path, &mem, &was, err);
-    as_user_end(&user);
+    if (!checkpoint_parse_name(name ? name + 1 : from->path, &step, &attempt)) {
+        rc = hf_model(worker, from->path, uid, gid, &mem, &was, err);
+    } else if (!(rc = as_user_begin(&user, uid, gid, err))) {
+        rc = checkpoint_spec(from->path, &mem, &was, err);
+        as_user_end(&user);
+    }
     if (!rc)
         rc = plan_continues(was, spec, from->weights_only, err);
     arena_free(&mem);

@@ -23,6 +23,6 @@ MUST_USE int agent_preflight(const Boost__JobSpec *spec, const char *own_dir, ui
 MUST_USE int agent_preflight_cuda(const char *worker, struct error *err);
 
 /* Whether the checkpoint that the job is to start from is there for its user and fits; ERR_OK without one. */
-MUST_USE int agent_preflight_init(const Boost__JobSpec *spec, uint32_t uid, uint32_t gid, struct error *err);
+MUST_USE int agent_preflight_init(const Boost__JobSpec *spec, char *worker, uint32_t uid, uint32_t gid, struct error *err);
 
 #endif

@@ -162,7 +162,7 @@ static int preflight(struct task *t, uint32_t uid, uint32_t gid, struct error *e
     const Boost__JobSpec *spec = t->order->preflight->spec;
     int rc = agent_preflight(spec, NULL, uid, gid, &reason, err);
     if (!rc)
-        rc = agent_preflight_init(spec, uid, gid, err);
+        rc = agent_preflight_init(spec, t->tasks->agent->worker_path, uid, gid, err);
     if (!rc)
         rc = preflight_mirror(t, uid, gid, err);
     if (!rc && data_has_urls(spec)) {

@@ -23,6 +23,14 @@ const char *init_url(const Boost__JobSpec *resolved)
     return path && strstr(path, "://") ? path : NULL;
 }
 
+bool init_is_verified(const Boost__JobSpec *resolved)
+{
+    int64_t step;
+    int attempt;
+    const char *path = init_path(resolved);
+    return path && !init_url(resolved) && init_parse(path, &step, &attempt);
+}
+
 bool init_weights_only(const Boost__JobSpec *resolved)
 {
     return init_path(resolved) && resolved->checkpoint->init_from->weights_only;
@@ -136,10 +144,10 @@ int init_resolve(struct core *c, Boost__JobSpec *resolved, struct error *err)
             error_set(err, ERR_INVALID, "%.300s: what is no checkpoint directory (step-<n>.a<k>) holds weights alone",
                       path);
             rc = error_hint(err, "set checkpoint.init_from.weights_only: true");
-        } else if (!named && !init_url(resolved)) {
+        } else if (!named && !init_weights_only(resolved)) {
             error_set(err, ERR_INVALID, "%.300s is not a checkpoint directory (step-<n>.a<k>)", path);
-            rc = error_hint(err, "boostctl ckpt ls JOB shows the directories of a job's checkpoints; a Hugging Face "
-                                 "directory is made one by boostctl ckpt import");
+            rc = error_hint(err, "boostctl ckpt ls JOB shows the directories of a job's checkpoints; of a Hugging Face "
+                                 "directory the weights can be taken (weights_only: true)");
         }
     }
     if (!rc && init_step(resolved) >= resolved->run->steps) {

@@ -310,6 +310,9 @@ void job_take_changes(struct core *c, struct job *job);
 
 const char *init_path(const Boost__JobSpec *resolved); /* the checkpoint's directory, or its URL; NULL: none */
 const char *init_url(const Boost__JobSpec *resolved); /* where that is one, which its nodes fetch; else NULL */
+/* Whether it is a checkpoint here, verified before an attempt begins from it; what ranks take from a directory of Hugging
+ * Face's they check themselves. */
+bool init_is_verified(const Boost__JobSpec *resolved);
 bool init_weights_only(const Boost__JobSpec *resolved);
 int64_t init_step(const Boost__JobSpec *resolved);     /* that the first attempt begins with; 0 without one */
 bool init_parse(const char *path, int64_t *step, int *attempt); /* ".../step-<n>.a<k>" */

@@ -299,7 +299,7 @@ static uint64_t verify_candidate(struct core *c, struct job *job, struct core_st
 static void start_next(struct core *c, struct job *job)
 {
     struct core_start *s = job->starting;
-    if (!s->candidate && (!init_path(job->resolved) || init_url(job->resolved))) {
+    if (!s->candidate && !init_is_verified(job->resolved)) {
         start_fetch(c, job);
         return;
     }

@@ -64,5 +64,8 @@ int checkpoint_attempt_of(const char *dir);
  * read. */
 MUST_USE int checkpoint_restore_weights(const char *dir, const struct plan *plan, struct engine *engine, int rank,
                                         struct rank_status *status, struct error *err);
+/* The same from a directory of Hugging Face's layout (hf.h), whose model has to be that of `spec`, the resolved job. */
+MUST_USE int checkpoint_restore_hf(const char *dir, const Boost__JobSpec *spec, struct engine *engine,
+                                   struct rank_status *status, struct error *err);
 
 #endif

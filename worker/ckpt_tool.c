@@ -2,14 +2,17 @@
 #include "worker/ckpt_tool.h"
 
 #include <getopt.h>
+#include <jansson.h>
 #include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/json.h"
 #include "worker/ckpt_dir.h"
 #include "worker/ckpt_weights.h"
+#include "worker/hf.h"
 
 enum { EXIT_FAILED = 1, EXIT_USAGE = 2, DEFAULT_FILE_MIB = 4096 };
 
@@ -52,6 +55,23 @@ static int import(const struct arguments *a, struct error *err)
     return rc;
 }
 
+/* The model of a Hugging Face directory that can be imported, as a job on one line of JSON. */
+static int model(const struct arguments *a, struct error *err)
+{
+    struct hf_source *s = NULL;
+    json_t *tree = NULL;
+    char *text = NULL;
+    int rc = hf_open(a->from, &s, err);
+    if (!rc && (!(tree = json_tree(&hf_spec(s)->base)) || !(text = json_dumps(tree, JSON_COMPACT))))
+        rc = error_set(err, ERR_NOMEM, "out of memory");
+    if (!rc)
+        printf("%s\n", text);
+    free(text);
+    json_decref(tree);
+    hf_close(s);
+    return rc;
+}
+
 static int convert(const struct arguments *a, struct error *err)
 {
     char path[PATH_MAX];
@@ -69,6 +89,7 @@ static const struct {
     {"verify", "[--headers] CKPTDIR", 1, verify},
     {"export", "[--bf16] [--file-mib N] CKPTDIR DIR", 2, export},
     {"import", "HFDIR DIR", 2, import},
+    {"model", "HFDIR", 1, model},
     {"convert", "[--rank R] CKPTDIR DIR", 2, convert},
 };
 
@@ -127,6 +148,6 @@ int ckpt_tool(int argc, char **argv, struct error *err)
             rc = error_set(err, ERR_IO, "cannot write to stdout");
         return rc ? EXIT_FAILED : 0;
     }
-    error_set(err, ERR_USAGE, "ckpt takes: verify, export, import or convert");
+    error_set(err, ERR_USAGE, "ckpt takes: verify, export, import, model or convert");
     return EXIT_USAGE;
 }

@@ -44,9 +44,7 @@ int weights_rows(void *arg, const struct tensor_item *item, int64_t row0, int64_
  * grouped key-value heads: those are written once for each query head. ERR_UNSUPPORTED: LAX. dtype: F32 or BF16.
  * max_file: bytes of a file's data, more only for one tensor that is larger. */
 MUST_USE int hf_export(const char *from, const char *to, enum dtype dtype, int64_t max_file, struct error *err);
-/* The other way, from F32, F16, BF16 or F64: a checkpoint of weights alone, <to>/step-0.a1; its path into out. Each
- * tensor of the directory has to be one of the model, and each of the model there; but a head beside tied embeddings
- * may be, if it is the same, and so may the rotary frequencies that older files hold. */
+/* The other way: a checkpoint of weights alone, <to>/step-0.a1; its path into out. What it takes: hf_open(). */
 MUST_USE int hf_import(const char *from, const char *to, char *out, size_t cap, struct error *err);
 
 /* ---- our own (ckpt_convert.c) ---- */

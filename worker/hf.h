@@ -25,4 +25,20 @@ struct json_t *hf_config_write(const struct plan *p, enum dtype dtype);
  * there. ERR_UNSUPPORTED and ERR_INVALID name the field. */
 MUST_USE int hf_config_read(const struct json_t *config, Boost__Model *m, int64_t *seq_len, struct error *err);
 
+/* ---- a directory to read (hf_source.c). One thread. ---- */
+
+struct hf_source;
+/* Whether it is one of these, and no checkpoint of ours. */
+bool hf_is_dir(const char *dir);
+/* Opens all files. Each tensor has to be one of the model, and each of the model there, of its shape; but a head beside tied
+ * embeddings may be, if it is the same, and so may the rotary frequencies that older files hold. The messages name file,
+ * tensor and mend. */
+MUST_USE int hf_open(const char *dir, struct hf_source **out, struct error *err);
+void hf_close(struct hf_source *s);
+/* Its model as a resolved job, and the plan of that on one rank; the source's. */
+const Boost__JobSpec *hf_spec(const struct hf_source *s);
+const struct plan *hf_plan(const struct hf_source *s);
+/* The slice [nrows, ncols] at (row0, col0) of a tensor, row-major, as fp32: F32, F16 and BF16 exactly. */
+MUST_USE int hf_read(struct hf_source *s, const struct plan_tensor *slice, float *out, struct error *err);
+
 #endif

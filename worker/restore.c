@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "worker/hf.h"
 #include "worker/safetensors.h"
 #include "worker/shard_index.h"
 
@@ -216,5 +217,56 @@ int checkpoint_restore_weights(const char *dir, const struct plan *plan, struct 
     if (!rc)
         rc = engine_weights_changed(engine, err);
     shard_index_close(r.index);
+    return rc ? error_context(err, "init_from") : ERR_OK;
+}
+
+/* ---- from Hugging Face's layout ---- */
+
+/* Of one tensor the slice, or under zero 1 the part of it that this rank keeps; `wide` has room for the slice. */
+static int restore_slice(struct restoring *r, struct hf_source *hf, int64_t i, float *wide, struct error *err)
+{
+    struct state_tensor t;
+    engine_tensor(r->engine, i, STATE_WEIGHT, &t);
+    int64_t first = t.device ? 0 : t.first, count = t.device ? t.tensor.nrows * t.tensor.ncols : t.count;
+    if (!count)
+        return ERR_OK;
+    int rc = hf_read(hf, &t.tensor, wide, err);
+    for (int64_t k = 0; k < count && !rc; k++) {
+        if (t.dtype == DTYPE_F64)
+            ((double *)r->host)[k] = wide[first + k];
+        else
+            ((float *)r->host)[k] = wide[first + k];
+    }
+    if (rc)
+        return rc;
+    size_t bytes = (size_t)count * dtype_size(t.dtype);
+    struct kstream *ks = engine_stream(r->engine);
+    engine_kernels(r->engine)->upload(ks, t.device ? t.device : t.own, r->host, bytes);
+    if (r->status)
+        __atomic_fetch_add(&r->status->bytes, (uint64_t)bytes, __ATOMIC_RELAXED);
+    return engine_kernels(r->engine)->stream_sync(ks, err);
+}
+
+int checkpoint_restore_hf(const char *dir, const Boost__JobSpec *spec, struct engine *engine,
+                          struct rank_status *status, struct error *err)
+{
+    struct restoring r = {.engine = engine, .status = status};
+    struct hf_source *hf = NULL;
+    float *wide = NULL;
+    int rc = hf_open(dir, &hf, err);
+    if (!rc)
+        rc = plan_continues(hf_spec(hf), spec, true, err);
+    if (!rc) {
+        wide = malloc(largest(engine));
+        r.host = malloc(largest(engine));
+        rc = wide && r.host ? ERR_OK : error_set(err, ERR_NOMEM, "no memory to read the weights");
+    }
+    for (int64_t i = 0; i < engine_tensor_count(engine) && !rc; i++)
+        rc = restore_slice(&r, hf, i, wide, err);
+    if (!rc)
+        rc = engine_weights_changed(engine, err);
+    free(wide);
+    free(r.host);
+    hf_close(hf);
     return rc ? error_context(err, "init_from") : ERR_OK;
 }

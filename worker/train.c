@@ -14,6 +14,7 @@
 #include "worker/pace.h"
 #include "worker/data.h"
 #include "worker/engine.h"
+#include "worker/hf.h"
 #include "worker/plan/flops.h"
 #include "worker/schedule.h"
 
@@ -120,9 +121,11 @@ static int start_weights(struct run *r, struct error *err)
     struct report *report = r->t->report;
     int rc;
     if (resume && resume->weights_only) {
-        report_doing(report, "reading the weights of another job");
+        report_doing(report, "reading the weights of %s", resume->path);
         rc = engine_init_weights(r->engine, err);
-        if (!rc)
+        if (!rc && hf_is_dir(resume->path))
+            rc = checkpoint_restore_hf(resume->path, r->spec, r->engine, report->status, err);
+        else if (!rc)
             rc = checkpoint_restore_weights(resume->path, r->t->plan, r->engine, r->t->rank, report->status, err);
     } else if (resume) {
         report_doing(report, "restoring the checkpoint");

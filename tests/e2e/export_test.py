@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """boostctl ckpt export, import and convert: what is written, by an own reader, and that training goes on from it."""
-import os
+import os, shutil
 import sys
 from pathlib import Path
 
@@ -115,6 +115,42 @@ def test_training_starts_from_an_import_and_from_conversions(c):
     r = c.ctl("submit", "-", "--set", "checkpoint.init_from.weights_only=false",
               input=full.replace("every_steps: 0", f'init_from {{ path: "{c.dir}/back-FULL_RANK/step-0.a1" }}'))
     assert r.rc, r
+
+
+@shared
+def test_training_starts_from_an_exported_directory(c):
+    """checkpoint.init_from of Hugging Face's layout itself: the bits are those of an import, at any cut."""
+    def submit(form, path, cut=None):
+        text = tiny_job(c, steps=3, tp=2, every=0, name="hf", seq_len=SEQ)
+        for a, b in zip(FORMS[form][::2], FORMS[form][1::2]):
+            text = text.replace(a, b)
+        if cut:
+            text = text.replace("tp: 2 micro_batch: 2", cut)
+        return c.ctl("submit", "-", "--parsable", input=text.replace(
+            "every_steps: 0", f'init_from {{ path: "{path}" weights_only: true }}'))
+
+    def losses(*args):
+        r = submit(*args)
+        assert r.rc == 0, r
+        job = int(r.out.split()[0])
+        c.wait_state(job, "COMPLETED")
+        return [m["loss"] for m in c.json("metrics", job)["metrics"] if "loss" in m]
+    for form in ("FULL_RANK", "COLA"):
+        directory, checkpoint = c.dir / f"again-{form}", c.dir / f"back-{form}" / "step-0.a1"
+        for cut in (None, "tp: 1 dp: 2 zero: 1 micro_batch: 1", "tp: 1 pp: 2 micro_batch: 1"):
+            got, want = losses(form, directory, cut), losses(form, checkpoint, cut)
+            assert got == want and len(got) == 3 and got[0] < 5.2, (form, cut, got, want)
+    spoiled = c.dir / "spoiled"
+    shutil.copytree(c.dir / "again-COLA", spoiled)
+    shard = next(spoiled.glob("*.safetensors"))
+    os.truncate(shard, shard.stat().st_size - 1)
+    for args, words in ((("COLA", c.dir / "nowhere"), ("nowhere", "config.json")),
+                        (("FULL_RANK", c.dir / "again-COLA"), ("model.factorization", "COLA")),
+                        (("COLA", spoiled), (shard.name, "size of the data"))):
+        r = submit(*args)
+        assert r.rc == 6 and "checkpoint.init_from" in r.err and all(w in r.err for w in words), (args, r)
+    r = c.ctl("submit", "-", input=tiny_job(c).replace("every_steps: 5", f'init_from {{ path: "{c.dir}/again-COLA" }}'))
+    assert r.rc == 6 and "weights_only: true" in r.err, r
 
 
 @shared
