@@ -142,12 +142,18 @@ void cache_own_identity(struct cache *c)
 
 int cache_enter(struct cache *c, struct error *err)
 {
-    char path[PATH_MAX];
     int rc = cache_user_identity(c, err);
     if (!rc && (rc = fs_make_dirs(c->dir, 0777, err)))
         error_context(err, "data.cache_dir");
-    if (!rc)
-        rc = fs_join(path, sizeof path, err, c->dir, ".lock");
+    return rc;
+}
+
+int cache_lock(struct cache *c, struct error *err)
+{
+    char path[PATH_MAX];
+    if (c->lock >= 0)
+        return ERR_OK;
+    int rc = fs_join(path, sizeof path, err, c->dir, ".lock");
     if (!rc && (c->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600)) < 0)
         rc = error_errno(err, errno, "cannot open %s", path);
     while (!rc && flock(c->lock, LOCK_EX | LOCK_NB) < 0) {
@@ -242,6 +248,11 @@ static bool is_ours(const char *name)
     return strspn(name, "0123456789abcdef") == HASH_DIGITS && name[HASH_DIGITS] == '-';
 }
 
+static bool is_young(const struct stat *st)
+{
+    return st->st_mtim.tv_sec + YOUNG_S > time(NULL);
+}
+
 /* Of a file, or of all the files in a directory. */
 static int64_t bytes_of(int at, const char *name, const struct stat *st, int depth)
 {
@@ -263,20 +274,23 @@ static int64_t bytes_of(int at, const char *name, const struct stat *st, int dep
     return sum;
 }
 
-/* A directory gets another name first: one that is half gone would be taken for a whole one. */
+/* Under another name first: a directory that is half gone would be taken for a whole one, and who needs what is there
+ * only touches it, without the lock. */
 static bool remove_entry(const struct cache *c, const char *name)
 {
     char path[PATH_MAX], gone[PATH_MAX];
     struct stat st;
     size_t len = strlen(name), end = sizeof gone_end - 1;
-    if (fs_join(path, sizeof path, NULL, c->dir, name) || lstat(path, &st) < 0)
+    if (fs_join(path, sizeof path, NULL, c->dir, name))
         return false;
-    if (!S_ISDIR(st.st_mode))
-        return unlink(path) == 0;
     if (len > end && !strcmp(name + len - end, gone_end))
         return !fs_remove_tree(path, NULL);
-    return snprintf(gone, sizeof gone, "%s%s", path, gone_end) < (int)sizeof gone && !fs_remove_tree(gone, NULL) &&
-           rename(path, gone) == 0 && !fs_remove_tree(gone, NULL);
+    if (snprintf(gone, sizeof gone, "%s%s", path, gone_end) >= (int)sizeof gone || fs_remove_tree(gone, NULL) ||
+        rename(path, gone) < 0)
+        return false;
+    if (lstat(gone, &st) == 0 && is_young(&st)) /* touched just now */
+        return rename(gone, path) == 0;
+    return !fs_remove_tree(gone, NULL);
 }
 
 /* The entry that was used longest ago and may go: "" = there is none. Returns the bytes of all that are there. */
@@ -294,7 +308,7 @@ static int64_t oldest(const struct cache *c, const struct buffer *orders, char o
         held += bytes_of(dirfd(d), e->d_name, &st, DEPTH);
         bool older = !*out || st.st_mtim.tv_sec < least.tv_sec ||
                      (st.st_mtim.tv_sec == least.tv_sec && st.st_mtim.tv_nsec < least.tv_nsec);
-        if (!older || st.st_mtim.tv_sec + YOUNG_S > time(NULL) || in_use(c, orders, e->d_name))
+        if (!older || is_young(&st) || in_use(c, orders, e->d_name))
             continue;
         least = st.st_mtim;
         snprintf(out, NAME + 16, "%s", e->d_name);
@@ -465,6 +479,13 @@ static bool is_there(const struct cache *c, const struct cache_file *f)
 int cache_fetch(struct cache *c, struct cache_file *files, size_t n, int64_t *moved, size_t *at, struct error *err)
 {
     int64_t total = 0;
+    size_t there = 0;
+    while (there < n && !files[there].keep_etag && is_there(c, &files[there]))
+        there++;
+    *at = there < n ? there : 0;
+    int locked = there < n ? cache_lock(c, err) : ERR_OK;
+    if (locked || there == n)
+        return locked;
     for (*at = 0; *at < n; ++*at) {
         struct cache_file *f = &files[*at];
         if (!f->keep_etag && is_there(c, f))

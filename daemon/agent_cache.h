@@ -4,7 +4,7 @@
  *   cache_dir/<24 hex digits of the URL's SHA-256>-<name>     a token file; a directory with the checkpoint of init_from
  *   cache_dir/<the same>.part                                 on its way
  *   cache_dir/<the same>.part.etag                            what it is a part of
- *   cache_dir/<the same>.gone                                 a directory on its way out
+ *   cache_dir/<the same>.gone                                 on its way out
  *   cache_dir/.lock                                           held while one fetches or removes */
 #ifndef BOOST_DAEMON_AGENT_CACHE_H
 #define BOOST_DAEMON_AGENT_CACHE_H
@@ -51,8 +51,10 @@ struct cache {
 /* `tries` of each request; 0: as many as usual. `spec` and `by` outlive it; cache_end() whatever comes back. */
 MUST_USE int cache_begin(struct cache *c, const struct agent_remote *by, const char *attempts_dir,
                          const Boost__JobSpec *spec, int tries, struct error *err);
-/* Takes the user's identity and, having waited for it, the lock; makes the directory. For all below. */
+/* Takes the user's identity and makes the directory. For all below. */
 MUST_USE int cache_enter(struct cache *c, struct error *err);
+/* One at a time fetches and removes: waits for the lock, and keeps it until cache_end(). */
+MUST_USE int cache_lock(struct cache *c, struct error *err);
 /* The thread's own identity meanwhile, for work that takes the user's by itself. */
 void cache_own_identity(struct cache *c);
 MUST_USE int cache_user_identity(struct cache *c, struct error *err);
@@ -68,7 +70,7 @@ struct cache_file {
     bool keep_etag;        /* beside it, in <path>.etag: so that a later look can tell whether it is still the same */
     struct fetch_info info;
 };
-/* All of them, those that are there (and the same, with keep_etag) not again. *moved: bytes that travelled; *at: the one
+/* All of them, those that are there (and the same, with keep_etag) not again; takes the lock where one is missing. *moved: bytes that travelled; *at: the one
  * that an error is about. */
 MUST_USE int cache_fetch(struct cache *c, struct cache_file *files, size_t n, int64_t *moved, size_t *at,
                          struct error *err);

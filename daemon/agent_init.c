@@ -367,7 +367,10 @@ int init_fetch(struct cache *c, char *worker_path, int64_t *moved, struct error 
     int rc = parse(c->spec, &x, err);
     if (!rc)
         rc = fs_join(path, sizeof path, err, c->dir, x.item.name);
-    if (!rc && cache_has(c, path, true)) {
+    bool there = !rc && cache_has(c, path, true);
+    if (!rc && !there && !(rc = cache_lock(c, err)))
+        there = cache_has(c, path, true); /* somebody else has fetched it meanwhile */
+    if (there) {
         rc = continues(c, &x, path, &mem, err);
         goto out;
     }

@@ -105,6 +105,24 @@ def test_agent_killed_in_the_middle_goes_on(c):
 
 
 @shared
+def test_what_is_there_waits_for_no_other_download(c):
+    put("d.txt")
+    first = c.submit(spec(c, f"{store.url}/-/plain/d.txt", name="first"))
+    c.wait_state(first, "COMPLETED")
+    with store.lock:
+        store.faults[:] = [{"method": "GET", "match": "slow.txt", "drip": 4000, "times": 1000}]  # for five seconds
+    slow = c.submit(spec(c, put("slow.txt"), name="slow"))
+    wait_until(lambda: gets("slow.txt"), 20, "it is being fetched")
+    quick = c.submit(spec(c, f"{store.url}/-/plain/d.txt", name="quick"))
+    c.wait_state(quick, "COMPLETED")
+    assert c.status(slow)["state"] == "QUEUED", c.status(slow)
+    wait, = c.json("show", slow)["waits"]
+    assert 0 < wait["bytes_done"] < wait["bytes_total"] == len(TEXT), wait
+    c.ok("cancel", "-y", slow)
+    store.faults[:] = []
+
+
+@shared
 def test_what_is_wrong_is_said_at_submit(c):
     put("there.txt")
     assert "status 404" in refused(c, spec(c, f"{store.url}/-/plain/nowhere.txt"))
