@@ -325,7 +325,8 @@ int cache_too_large(const struct cache *c, const char *url, int64_t bytes, struc
     return error_hint(err, "raise data.cache_max_mib, or set it to 0 for no limit");
 }
 
-int cache_room(struct cache *c, const char *url, int64_t bytes, int64_t have, struct error *err)
+/* So that `bytes`, `have` of which are there, are within the bound; -1: not known. */
+static int make_room(struct cache *c, const char *url, int64_t bytes, int64_t have, struct error *err)
 {
     char name[NAME + 16];
     struct buffer orders;
@@ -413,7 +414,7 @@ static int fetch_part(struct cache *c, const struct cache_file *f, const char *p
     int64_t before = begun(etag, &f->info, fd), have = before;
     int rc = ftruncate(fd, have) < 0 ? error_errno(err, errno, "cannot write %s", part) : ERR_OK;
     if (!rc)
-        rc = cache_room(c, f->url, f->info.bytes, have, err);
+        rc = make_room(c, f->url, f->info.bytes, have, err);
     if (!rc)
         rc = fs_write_atomic(etag, f->info.etag, strlen(f->info.etag), 0644, err);
     int64_t known = f->info.bytes, most = known < 0 && c->max ? c->max : INT64_MAX;
@@ -421,7 +422,7 @@ static int fetch_part(struct cache *c, const struct cache_file *f, const char *p
         rc = fetch_rest(&from, fd, &have, known, most, f->info.etag, err);
     *moved += have > before ? have - before : 0;
     if (!rc && known < 0) /* only now it is told how large it is */
-        rc = cache_room(c, f->url, have, have, err);
+        rc = make_room(c, f->url, have, have, err);
     if (!rc) {
         rc = check_sum(fd, f, err);
         if (rc == ERR_CORRUPT && (unlink(part) < 0 || unlink(etag) < 0))

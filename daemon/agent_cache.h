@@ -76,8 +76,6 @@ MUST_USE int cache_fetch(struct cache *c, struct cache_file *files, size_t n, in
                          struct error *err);
 /* Is this whole and the user's (or root's)? It counts as used now. */
 bool cache_has(const struct cache *c, const char *path, bool directory);
-/* So that `bytes` more, `have` of which are there, are within the bound; -1: not known. ERR_NOSPACE: they are not. */
-MUST_USE int cache_room(struct cache *c, const char *url, int64_t bytes, int64_t have, struct error *err);
 int cache_too_large(const struct cache *c, const char *url, int64_t bytes, struct error *err);
 
 #endif

@@ -11,12 +11,13 @@
 #include <unistd.h>
 
 #include "daemon/agent_checkpoint.h"
+#include "daemon/agent_preflight.h"
 #include "daemon/agent_tool.h"
 #include "proto/base/fs.h"
 #include "worker/plan/plan.h"
 
 enum { MANIFEST_ARENA = 256 << 20, FILES_MAX = 4096 };
-static const char manifest_name[] = "manifest.json", imported[] = "step-0.a1", source_dir[] = "hf";
+static const char manifest_name[] = "manifest.json";
 static const char index_name[] = "model.safetensors.index.json", single_name[] = "model.safetensors";
 
 struct init {
@@ -55,8 +56,8 @@ int init_local(const Boost__JobSpec *spec, char out[PATH_MAX], bool *has, struct
     if (!*has)
         return ERR_OK;
     int rc = parse(spec, &x, err);
-    if (!rc && snprintf(out, PATH_MAX, "%s/%s/%s", spec->data->cache_dir, x.item.name, x.step ? x.step : imported) >=
-                   PATH_MAX)
+    if (!rc && snprintf(out, PATH_MAX, "%s/%s%s%s", spec->data->cache_dir, x.item.name, x.step ? "/" : "",
+                        x.step ? x.step : "") >= PATH_MAX)
         rc = error_set(err, ERR_INVALID, "data.cache_dir: path too long");
     free(x.item.url);
     return rc;
@@ -209,7 +210,7 @@ int init_look(const struct cache *c, int64_t bytes, struct error *err)
     else if (!rc && !(rc = list_weights(c, &x, &l, &mem, err)))
         rc = look_sizes(c, &x, &l, err);
     for (size_t i = 0; !rc && i < l.n; i++)
-        bytes += l.bytes[i] > 0 ? l.bytes[i] * (x.step ? 1 : 2) : 0; /* while it is imported it is there twice */
+        bytes += l.bytes[i] > 0 ? l.bytes[i] : 0;
     if (!rc && c->max && bytes > c->max)
         rc = cache_too_large(c, "all that is fetched for the job", bytes, err);
     free(x.item.url);
@@ -277,8 +278,8 @@ static int verify(struct cache *c, const struct init *x, char *worker, char *dir
     Boost__VerifyCheckpoint order = BOOST__VERIFY_CHECKPOINT__INIT;
     char *argv[] = {worker, (char[]){"ckpt"}, (char[]){"verify"}, (char[]){"--headers"}, dir, NULL};
     order.dir = dir;
-    order.step = x->step ? x->step_n : 0;
-    order.attempt = x->step ? x->attempt : 1;
+    order.step = x->step_n;
+    order.attempt = x->attempt;
     int rc = checkpoint_verify(&order, err);
     if (!rc && (rc = run_worker(c, argv, &said, mem, err)))
         rc = err->code = ERR_INTERNAL; /* says nothing about the files */
@@ -313,46 +314,36 @@ static int fetch_checkpoint(struct cache *c, const struct init *x, char *worker,
     return rc;
 }
 
-static int fetch_weights(struct cache *c, const struct init *x, char *worker, const char *part, int64_t *moved,
-                         struct arena *mem, struct error *err)
+static int fetch_weights(struct cache *c, const struct init *x, const char *part, int64_t *moved, struct arena *mem,
+                         struct error *err)
 {
     struct list l;
-    char from[PATH_MAX], to[PATH_MAX];
-    struct tool_output said = {0};
-    int64_t bytes = 0;
-    char *argv[] = {worker, (char[]){"ckpt"}, (char[]){"import"}, from, (char *)(uintptr_t)part, NULL};
-    int rc = fs_join(from, sizeof from, err, part, source_dir);
+    char path[PATH_MAX];
+    int rc = list_weights(c, x, &l, mem, err);
     if (!rc)
-        rc = fs_join(to, sizeof to, err, part, imported);
-    if (!rc)
-        rc = fs_make_dirs(from, 0777, err);
-    if (!rc)
-        rc = list_weights(c, x, &l, mem, err);
-    if (!rc)
-        rc = look_sizes(c, x, &l, err);
-    if (!rc)
-        rc = fetch_list(c, x, &l, from, true, moved, err);
-    if (!rc)
-        rc = fs_remove_tree(to, err); /* of an import that was cut */
-    for (size_t i = 0; !rc && i < l.n; i++)
-        bytes += l.bytes[i] > 0 ? l.bytes[i] : 0;
-    if (!rc)
-        rc = cache_room(c, x->item.url, bytes, 0, err);
-    if (!rc)
-        rc = run_worker(c, argv, &said, mem, err);
-    if (!rc)
-        rc = verify(c, x, worker, to, mem, err);
-    return rc ? rc : fs_remove_tree(from, err);
+        rc = fetch_list(c, x, &l, part, true, moved, err);
+    for (size_t i = 0; !rc && i < l.n; i++) {
+        if (snprintf(path, sizeof path, "%s/%s.etag", part, l.names[i]) < (int)sizeof path && unlink(path) < 0)
+            rc = error_errno(err, errno, "cannot remove %s", path);
+    }
+    return rc;
 }
 
 /* Fetched for another job, perhaps, or of a form whose submit could not tell. */
-static int continues(const struct cache *c, const struct init *x, const char *path, struct arena *mem, struct error *err)
+static int continues(struct cache *c, const struct init *x, char *worker, char *path, struct arena *mem,
+                     struct error *err)
 {
     char dir[PATH_MAX];
     Boost__JobSpec *was = NULL;
-    int rc = fs_join(dir, sizeof dir, err, path, x->step ? x->step : imported);
-    if (!rc)
+    int rc;
+    if (!x->step) {
+        cache_own_identity(c);
+        rc = agent_preflight_model(worker, path, c->by->uid, c->by->gid, mem, &was, err);
+        int back = cache_user_identity(c, rc ? NULL : err);
+        rc = rc ? rc : back;
+    } else if (!(rc = fs_join(dir, sizeof dir, err, path, x->step))) {
         rc = checkpoint_spec(dir, mem, &was, err);
+    }
     return rc ? rc : plan_continues(was, c->spec, x->weights_only, err);
 }
 
@@ -371,7 +362,7 @@ int init_fetch(struct cache *c, char *worker_path, int64_t *moved, struct error 
     if (!rc && !there && !(rc = cache_lock(c, err)))
         there = cache_has(c, path, true); /* somebody else has fetched it meanwhile */
     if (there) {
-        rc = continues(c, &x, path, &mem, err);
+        rc = continues(c, &x, worker_path, path, &mem, err);
         goto out;
     }
     if (!rc && snprintf(part, sizeof part, "%s.part", path) >= (int)sizeof part)
@@ -380,13 +371,13 @@ int init_fetch(struct cache *c, char *worker_path, int64_t *moved, struct error 
         rc = fs_make_dirs(part, 0777, err);
     if (!rc)
         rc = x.step ? fetch_checkpoint(c, &x, worker_path, part, moved, &mem, err)
-                    : fetch_weights(c, &x, worker_path, part, moved, &mem, err);
+                    : fetch_weights(c, &x, part, moved, &mem, err);
     if (!rc && rename(part, path) < 0)
         rc = error_errno(err, errno, "cannot rename %s", part);
     if (!rc)
         rc = fs_sync_dir(c->dir, err);
     if (!rc)
-        rc = cache_has(c, path, true) ? continues(c, &x, path, &mem, err)
+        rc = cache_has(c, path, true) ? continues(c, &x, worker_path, path, &mem, err)
                                       : error_set(err, ERR_IO, "%s is not there", path);
 out:
     free(x.item.url);

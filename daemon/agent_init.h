@@ -1,5 +1,5 @@
 /* checkpoint.init_from by URL: a checkpoint's directory (.../step-<n>.a<k>, as a mirror has it), or one of Hugging Face's
- * transformers (config.json and *.safetensors), which is imported. Fetched into the cache of the node, checked, and kept
+ * transformers (config.json and *.safetensors). Fetched into the cache of the node, checked, and kept
  * there like a token file. Blocking. */
 #ifndef BOOST_DAEMON_AGENT_INIT_H
 #define BOOST_DAEMON_AGENT_INIT_H

@@ -168,9 +168,8 @@ int agent_preflight(const Boost__JobSpec *spec, const char *own_dir, uint32_t ui
     return rc;
 }
 
-/* The model of a directory of Hugging Face's, which only the worker can read. */
-static int hf_model(char *worker, const char *dir, uint32_t uid, uint32_t gid, struct arena *mem, Boost__JobSpec **out,
-                    struct error *err)
+int agent_preflight_model(char *worker, const char *dir, uint32_t uid, uint32_t gid, struct arena *mem,
+                          Boost__JobSpec **out, struct error *err)
 {
     struct tool_output said = {0};
     char *argv[] = {worker, (char[]){"ckpt"}, (char[]){"model"}, (char *)(uintptr_t)dir, NULL};
@@ -196,7 +195,7 @@ int agent_preflight_init(const Boost__JobSpec *spec, char *worker, uint32_t uid,
     int attempt, rc;
     arena_init(&mem, MANIFEST_ARENA);
     if (!checkpoint_parse_name(name ? name + 1 : from->path, &step, &attempt)) {
-        rc = hf_model(worker, from->path, uid, gid, &mem, &was, err);
+        rc = agent_preflight_model(worker, from->path, uid, gid, &mem, &was, err);
     } else if (!(rc = as_user_begin(&user, uid, gid, err))) {
         rc = checkpoint_spec(from->path, &mem, &was, err);
         as_user_end(&user);

@@ -5,6 +5,7 @@
 
 #include <stdint.h>
 
+#include "proto/base/arena.h"
 #include "proto/base/error.h"
 #include "proto/job.pb-c.h"
 #include "proto/rpc.pb-c.h"
@@ -21,6 +22,10 @@ MUST_USE int agent_preflight(const Boost__JobSpec *spec, const char *own_dir, ui
 /* Whether this worker has its CUDA backend (boost-worker --check-cuda, some seconds; once it has said yes it is not
  * asked again until it or its boost-cuda.so is another file). ERR_UNSUPPORTED with what it says. */
 MUST_USE int agent_preflight_cuda(const char *worker, struct error *err);
+
+/* The model of a directory of Hugging Face's, which only the worker can read, as that user; lives in `mem`. */
+MUST_USE int agent_preflight_model(char *worker, const char *dir, uint32_t uid, uint32_t gid, struct arena *mem,
+                                   Boost__JobSpec **out, struct error *err);
 
 /* Whether the checkpoint that the job is to start from is there for its user and fits; ERR_OK without one. */
 MUST_USE int agent_preflight_init(const Boost__JobSpec *spec, char *worker, uint32_t uid, uint32_t gid, struct error *err);

@@ -112,10 +112,9 @@ def test_a_directory_of_hugging_face(c):
     c.ok("ckpt", "export", dense, c.dir / "hf")
     for f in (c.dir / "hf").iterdir():
         store.objects["models", f"hf/{f.name}"] = store.objects["-", f"hf/{f.name}"] = f.read_bytes()
-    c.ok("ckpt", "import", c.dir / "hf", c.dir / "imported")
     options = ("--set", f"data.cache_dir={c.dir}/cache", "--set", "checkpoint.init_from.weights_only=true")
     runs = []
-    for at in (f"{c.dir}/imported/step-0.a1", "s3://models/hf", f"{store.url}/-/plain/hf"):
+    for at in (f"{c.dir}/hf", "s3://models/hf", f"{store.url}/-/plain/hf"):
         job = c.submit(text, "--set", f"checkpoint.init_from.path={at}", *options)
         c.wait_state(job, "COMPLETED")
         runs.append(first_losses(c, job))
