@@ -7,9 +7,11 @@
 
 #include <cmocka.h>
 #include <dirent.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -224,6 +226,32 @@ static void what_is_refused_leaves_nothing(void **state)
     shard_writer_destroy(w);
 }
 
+/* The limit of a file's size cuts a write in the middle: past the cache it is refused, through it half of it is done and
+ * the rest fails. */
+static void a_write_that_is_cut_leaves_nothing(void **state)
+{
+    (void)state;
+    struct error err;
+    struct rlimit was, cut = {.rlim_cur = 6 * MIB + 100};
+    struct shard_writer *w = open_writer((struct shard_pace){0}, NULL);
+    struct shard_job job = job_of(1, memory, 10 * MIB);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &was), 0);
+    signal(SIGXFSZ, SIG_IGN);
+    cut.rlim_max = was.rlim_max;
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &cut), 0);
+    shard_writer_start(w, &job);
+    int rc = shard_writer_wait(w, &err);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &was), 0);
+    assert_int_equal(rc, ERR_IO);
+    assert_non_null(strstr(err.message, "File too large"));
+    assert_int_equal(entries(job.dir), 0);
+    job = job_of(2, memory, 10 * MIB);
+    shard_writer_start(w, &job); /* and the next one is whole */
+    assert_int_equal(shard_writer_wait(w, &err), 0);
+    expect_file(&job);
+    shard_writer_destroy(w);
+}
+
 /* The second one's turn comes when the first one's file has its name. */
 static void one_file_at_a_time(void **state)
 {
@@ -324,6 +352,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(every_size_and_place_is_written_whole, set_up, tear_down),
         cmocka_unit_test_setup_teardown(what_is_refused_leaves_nothing, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_write_that_is_cut_leaves_nothing, set_up, tear_down),
         cmocka_unit_test_setup_teardown(one_file_at_a_time, set_up, tear_down),
         cmocka_unit_test_setup_teardown(the_cap_holds_at_any_time, set_up, tear_down),
         cmocka_unit_test_setup_teardown(it_takes_its_share_of_a_processor, set_up, tear_down),
