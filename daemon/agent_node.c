@@ -189,6 +189,9 @@ static void on_message(void *arg, const Boost__ControllerMessage *m)
     case BOOST__CONTROLLER_MESSAGE__BODY_TASK:
         agent_tasks_take(agent, m->task);
         break;
+    case BOOST__CONTROLLER_MESSAGE__BODY_CANCEL_TASK:
+        agent_tasks_cancel(agent, m->cancel_task->id);
+        break;
     case BOOST__CONTROLLER_MESSAGE__BODY_CHECK_HEALTH:
         health_ask(agent, m->check_health->mended);
         break;
@@ -367,7 +370,7 @@ static bool wait_for_helpers(struct agent *agent)
 static void close_all(struct agent *agent)
 {
     agent->closing = true;
-    atomic_store(&agent->ending, true);
+    agent_tasks_stop(agent);
     link_up_close(agent->link);
     agent->link = NULL;
     rendezvous_close(agent->rendezvous);

@@ -11,7 +11,6 @@
 #define BOOST_DAEMON_AGENT_NODE_H
 
 #include <limits.h>
-#include <stdatomic.h>
 #include <uv.h>
 
 #include "daemon/agent_attempts.h"
@@ -54,7 +53,6 @@ struct agent {
     struct arena register_arena;
     bool was_registered;
     bool closing;
-    atomic_bool ending; /* the same, for threads */
 };
 
 struct agent_setup {

@@ -36,6 +36,7 @@ struct task {
     struct task *next; /* list of followers */
     Boost__Task *order;
     bool forgotten; /* nobody waits for the reply */
+    atomic_bool stop; /* for the thread, while it moves files */
     bool gpus;      /* the node has some */
     /* result */
     int rc;
@@ -128,8 +129,7 @@ static void reply(struct task *t)
 
 static struct agent_remote remote_of(struct task *t, uint32_t uid, uint32_t gid)
 {
-    const struct agent *agent = t->tasks->agent;
-    return (struct agent_remote){agent->config, &agent->ending, &t->progress, uid, gid};
+    return (struct agent_remote){t->tasks->agent->config, &t->stop, &t->progress, uid, gid};
 }
 
 static struct data_fetch data_work(struct task *t, uint32_t uid, uint32_t gid)
@@ -501,6 +501,21 @@ void agent_tasks_wake(struct agent *agent)
 {
     if (agent->tasks && agent->tasks->followers)
         uv_timer_start(&agent->tasks->follow, look_again, 0, 0);
+}
+
+void agent_tasks_cancel(struct agent *agent, uint64_t id)
+{
+    for (struct task *t = agent->tasks->working; t; t = t->next)
+        if (t->order->id == id && t->order->body_case == BOOST__TASK__BODY_FETCH_DATA) {
+            atomic_store(&t->stop, true);
+            t->forgotten = true;
+        }
+}
+
+void agent_tasks_stop(struct agent *agent)
+{
+    for (struct task *t = agent->tasks ? agent->tasks->working : NULL; t; t = t->next)
+        atomic_store(&t->stop, true);
 }
 
 void agent_tasks_forget(struct agent *agent)

@@ -15,6 +15,10 @@ void agent_tasks_close(struct agent_tasks *tasks);
 void agent_tasks_take(struct agent *agent, const Boost__Task *task);
 /* Something that a follower of a log waits for may have happened. */
 void agent_tasks_wake(struct agent *agent);
+/* Nobody wants it any more: what it moves it leaves off, nothing else, and does not reply. */
+void agent_tasks_cancel(struct agent *agent, uint64_t id);
+/* The agent ends: all leave off. */
+void agent_tasks_stop(struct agent *agent);
 /* The link is lost: the controller asks again for whatever it still wants. */
 void agent_tasks_forget(struct agent *agent);
 

@@ -439,6 +439,7 @@ uint64_t task_send(struct core *c, struct node *n, const struct job *job, uint32
                    int64_t limit_ns, task_done_fn done, struct task **out);
 struct task *task_find(struct core *c, uint64_t id);
 void task_cancel(struct core *c, uint64_t id); /* done is not called */
+void task_stop(struct core *c, uint64_t id);   /* likewise, and its agent is told to leave off */
 void task_reply(struct core *c, struct node *n, const Boost__TaskReply *reply);
 void task_progress(struct core *c, struct node *n, const Boost__TaskProgress *m); /* its time begins anew */
 void tasks_lost(struct core *c, struct node *n); /* the connection broke */

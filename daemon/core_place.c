@@ -46,15 +46,20 @@ static const char out_of_memory[] = "the controller is out of memory";
 
 static void start_next(struct core *c, struct job *job);
 
-void start_cancel(struct core *c, struct job *job)
+/* `soon`: what is being fetched will be wanted again. */
+static void start_drop(struct core *c, struct job *job, bool soon)
 {
     struct core_start *s = job->starting;
     if (!s)
         return;
     job->starting = NULL;
     task_cancel(c, s->task);
-    for (int i = 0; s->fetches && i < s->n_nodes; i++)
-        task_cancel(c, s->fetches[i]);
+    for (int i = 0; s->fetches && i < s->n_nodes; i++) {
+        if (soon)
+            task_cancel(c, s->fetches[i]);
+        else
+            task_stop(c, s->fetches[i]);
+    }
     free(s->fetches);
     for (int i = 0; i < s->n_nodes; i++)
         node_release(c, s->nodes[i], job->id, job->n_attempts + 1);
@@ -64,10 +69,15 @@ void start_cancel(struct core *c, struct job *job)
     c->schedule = true;
 }
 
+void start_cancel(struct core *c, struct job *job)
+{
+    start_drop(c, job, false);
+}
+
 void start_later(struct core *c, struct job *job, const char *why)
 {
     text_set(&job->start_trouble, why);
-    start_cancel(c, job);
+    start_drop(c, job, true);
     job->start_retry_due = now_mono(c) + CORE_RETRY_NS;
     job_busy(c, job);
     due_at(c, job->start_retry_due);

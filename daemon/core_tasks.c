@@ -72,6 +72,20 @@ void task_cancel(struct core *c, uint64_t id)
         task_free(t);
 }
 
+void task_stop(struct core *c, uint64_t id)
+{
+    Boost__ControllerMessage m = BOOST__CONTROLLER_MESSAGE__INIT;
+    Boost__CancelTask body = BOOST__CANCEL_TASK__INIT;
+    struct task *t = task_find(c, id);
+    m.body_case = BOOST__CONTROLLER_MESSAGE__BODY_CANCEL_TASK;
+    m.cancel_task = &body;
+    body.has_id = true;
+    body.id = id;
+    if (t)
+        (void)send_to(c, t->node, &m); /* one that is away goes on for nothing */
+    task_cancel(c, id);
+}
+
 static void task_end(struct core *c, struct task *t, int rc, const struct error *err, const Boost__TaskReply *reply)
 {
     t->done(c, t, rc, err, reply);

@@ -116,10 +116,14 @@ def test_what_is_there_waits_for_no_other_download(c):
     quick = c.submit(spec(c, f"{store.url}/-/plain/d.txt", name="quick"))
     c.wait_state(quick, "COMPLETED")
     assert c.status(slow)["state"] == "QUEUED", c.status(slow)
-    wait, = c.json("show", slow)["waits"]
+    wait, = wait_until(lambda: [w for w in c.json("show", slow)["waits"] if w.get("bytes_done")], 10, "how far it is shows")
     assert 0 < wait["bytes_done"] < wait["bytes_total"] == len(TEXT), wait
     c.ok("cancel", "-y", slow)
     store.faults[:] = []
+    part, = (c.dir / "cache").glob("*-slow.txt.part")  # nobody wants it any more: the lock is free for the next one
+    next_one = c.submit(spec(c, put("e.txt"), name="next"))
+    c.wait_state(next_one, "COMPLETED")
+    assert part.stat().st_size < len(TEXT), "it went on for a job that was cancelled"
 
 
 @shared

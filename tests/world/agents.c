@@ -481,6 +481,9 @@ bool world_send(void *arg, const char *node, const Boost__ControllerMessage *m)
             x->checkpoints_asked++;
         break;
     }
+    case BOOST__CONTROLLER_MESSAGE__BODY_CANCEL_TASK:
+        a->cancelled = copy->cancel_task->id;
+        break;
     case BOOST__CONTROLLER_MESSAGE__BODY_KV:
         w->kv_answers++;
         w->kv_ok = copy->kv->result->ok;

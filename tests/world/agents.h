@@ -57,6 +57,7 @@ struct fake_agent {
     int fetches;            /* FetchData; */
     bool fetched_init;      /* the newest was for init_from too, */
     bool silent_fetch;      /* and takes for ever */
+    uint64_t cancelled;     /* id of the newest task that nobody wants any more */
     bool silent_mirror;     /* copies take for ever */
     int mirrors;            /* copies that were asked for; */
     char mirrored[512];     /* the newest: directory and where to */

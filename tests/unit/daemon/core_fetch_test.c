@@ -121,6 +121,27 @@ static void what_lies_there_for_long_is_asked_for_again(void **state)
     world_free(w);
 }
 
+static void a_cancelled_job_leaves_off(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    struct arena mem;
+    join_world(w, a);
+    arena_init(&mem, 1 << 20);
+    a->silent_fetch = true;
+    int64_t id = submit_spec(w, fetching_spec(&mem, "http://h/a.txt", NULL), false);
+    pump(w);
+    assert_int_equal(a->fetches, 1);
+    assert_int_equal(a->cancelled, 0);
+    uint64_t task = a->last_task;
+    control(w, BOOST__CONTROL_REQUEST__VERB__CANCEL, id, true);
+    assert_state(w, id, CANCELLED);
+    assert_int_equal(a->cancelled, task);
+    arena_free(&mem);
+    world_free(w);
+}
+
 static void a_copy_that_a_job_begins_from_stays(void **state)
 {
     (void)state;
@@ -159,6 +180,7 @@ int main(void)
         cmocka_unit_test(a_checkpoint_by_url_is_fetched_and_not_verified),
         cmocka_unit_test(what_cannot_be_had_holds_the_job),
         cmocka_unit_test(what_lies_there_for_long_is_asked_for_again),
+        cmocka_unit_test(a_cancelled_job_leaves_off),
         cmocka_unit_test(a_copy_that_a_job_begins_from_stays),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
