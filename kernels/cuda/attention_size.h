@@ -14,7 +14,7 @@ enum {
     ATTENTION_ALIGN = 256,
     ATTENTION_TILE = 128,       /* of the scores in cuDNN: s is rounded up to it */
     ATTENTION_SLACK = 16 << 20, /* what else cuDNN may ask for */
-    ATTENTION_SLICE_MIB = 1024  /* limit of the sequences that go through the deterministic backward together */
+    ATTENTION_SLICE_MIB = 2048  /* limit of the sequences that go through the deterministic backward together */
 };
 
 static inline int64_t attention_aligned(int64_t bytes)

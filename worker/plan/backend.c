@@ -31,7 +31,7 @@ static int64_t cpu_attention(const struct plan *p, const struct plan_backend *b)
 int64_t plan_cuda_attention(const struct plan_attention *a)
 {
     enum { TILE = 128 };
-    const int64_t slack = 16 << 20, limit = (int64_t)1 << 30;
+    const int64_t slack = 16 << 20, limit = (int64_t)2 << 30;
     int64_t all = mul(a->b, mul(a->h, a->s)), rows = aligned(mul(all, 4));
     if (a->own)
         return rows;

@@ -423,12 +423,12 @@ static void test_captured(void **state)
     cuda_variant(captured);
 }
 
-/* Scores of a sequence are 512 MiB in the library's backward, so that a batch of four goes through in two slices; that is
+/* Scores of a sequence are 1 GiB in the library's backward, so that a batch of four goes through in two slices; that is
  * too much for a reference on the host, so the own kernel stands for it (which the tests above hold to one). Each
  * rounds P, dS and the result once: at most 2^-8 each, 6 * 2^-8 together. */
 static void slices(struct variant *v)
 {
-    struct attention a = packed(4, 16384, 1, 1, 64);
+    struct attention a = packed(4, 16384, 2, 2, 64);
     int64_t n[OUTPUTS], T = a.b * a.s;
     a.ldq = a.ldk = a.ldv = a.h * a.e;
     sizes_of(&a, n);

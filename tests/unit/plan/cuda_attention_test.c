@@ -36,12 +36,12 @@ static void known_bytes(void **state)
     (void)state;
     const int64_t mib = 1 << 20, rows = 2 * mib, slack = 16 * mib;
     assert_int_equal(both(8, 2048, 32, 32, 64, true, false), rows);
-    assert_int_equal(both(8, 2048, 32, 32, 64, false, false), rows + 1024 * mib + slack);
+    assert_int_equal(both(8, 2048, 32, 32, 64, false, false), rows + 2048 * mib + slack);
     assert_int_equal(both(8, 2048, 32, 32, 64, false, true), rows + 128 * mib + slack);
     /* Twice the batch: twice the slices. */
-    assert_int_equal(both(16, 2048, 32, 32, 64, false, false), 2 * rows + 1024 * mib + slack);
+    assert_int_equal(both(16, 2048, 32, 32, 64, false, false), 2 * rows + 2048 * mib + slack);
     /* dk and dv of all query heads, 8 MiB each a sequence: 256 + 16 MiB fit seven times. */
-    assert_int_equal(both(8, 2048, 32, 8, 64, false, false), rows + 3 * 272 * mib + slack);
+    assert_int_equal(both(8, 2048, 32, 8, 64, false, false), rows + 7 * 272 * mib + slack);
     /* One sequence is more than the limit: it goes alone. */
     assert_int_equal(both(4, 32768, 2, 2, 64, false, false), mib + 4096 * mib + slack);
 }
