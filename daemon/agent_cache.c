@@ -62,6 +62,11 @@ static bool has_password(const char *url)
     return strncmp(url, "s3://", 5) != 0 && at != NULL;
 }
 
+const char *cache_shown(const char *path)
+{
+    return cache_is_url(path) && has_password(path) ? "(a URL with a password)" : path;
+}
+
 int cache_item_parse(const char *path, struct cache_item *out, struct error *err)
 {
     char hash[SIGV4_HASH];
@@ -408,7 +413,7 @@ static int fetch_part(struct cache *c, const struct cache_file *f, const char *p
                       struct error *err)
 {
     const struct fetch_source from = source_of(c, f->url);
-    int fd = open(part, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
+    int fd = open(part, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600); /* keys may have been needed */
     if (fd < 0)
         return error_errno(err, errno, "cannot write %s", part);
     int64_t before = begun(etag, &f->info, fd), have = before;
@@ -416,7 +421,7 @@ static int fetch_part(struct cache *c, const struct cache_file *f, const char *p
     if (!rc)
         rc = make_room(c, f->url, f->info.bytes, have, err);
     if (!rc)
-        rc = fs_write_atomic(etag, f->info.etag, strlen(f->info.etag), 0644, err);
+        rc = fs_write_atomic(etag, f->info.etag, strlen(f->info.etag), 0600, err);
     int64_t known = f->info.bytes, most = known < 0 && c->max ? c->max : INT64_MAX;
     if (!rc)
         rc = fetch_rest(&from, fd, &have, known, most, f->info.etag, err);
@@ -444,7 +449,7 @@ static int fetch_file(struct cache *c, struct cache_file *f, int64_t *moved, str
     snprintf(parent, sizeof parent, "%.*s", (int)(strrchr(f->path, '/') - f->path), f->path);
     int rc = fetch_part(c, f, part, etag, moved, err);
     if (!rc && f->keep_etag)
-        rc = fs_write_atomic(kept, f->info.etag, strlen(f->info.etag), 0644, err);
+        rc = fs_write_atomic(kept, f->info.etag, strlen(f->info.etag), 0600, err);
     if (!rc && rename(part, f->path) < 0)
         rc = error_errno(err, errno, "cannot rename %s", part);
     if (!rc) {

@@ -20,6 +20,8 @@
 #include "proto/job.pb-c.h"
 
 bool cache_is_url(const char *path);
+/* For messages: without what may be a password. */
+const char *cache_shown(const char *path);
 
 /* ---- names ---- */
 

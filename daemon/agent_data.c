@@ -72,7 +72,7 @@ static void name_file(const Boost__JobSpec *spec, size_t i, struct error *err)
 {
     bool train = i < spec->data->n_train;
     error_context(err, "data.%s[%zu] %.300s", train ? "train" : "eval", train ? i : i - spec->data->n_train,
-                  file_at(spec, i)->path);
+                  cache_shown(file_at(spec, i)->path));
 }
 
 static int look_at(const struct cache *c, const char *path, int64_t *sum, struct error *err)

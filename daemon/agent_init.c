@@ -215,7 +215,7 @@ int init_look(const struct cache *c, int64_t bytes, struct error *err)
         rc = cache_too_large(c, "all that is fetched for the job", bytes, err);
     free(x.item.url);
     arena_free(&mem);
-    return rc ? error_context(err, "checkpoint.init_from %.300s", from_of(c->spec)->path) : ERR_OK;
+    return rc ? error_context(err, "checkpoint.init_from %.300s", cache_shown(from_of(c->spec)->path)) : ERR_OK;
 }
 
 /* ---- fetching ---- */
@@ -269,7 +269,7 @@ static int keep_manifest(const char *part, const char *dir, const struct buffer 
     rc = fs_remove_tree(part, err);
     if (!rc)
         rc = fs_make_dirs(dir, 0777, err);
-    return rc ? rc : fs_write_durable(path, manifest->data, len, 0644, err);
+    return rc ? rc : fs_write_durable(path, manifest->data, len, 0600, err);
 }
 
 static int verify(struct cache *c, const struct init *x, char *worker, char *dir, struct arena *mem, struct error *err)
@@ -382,5 +382,5 @@ int init_fetch(struct cache *c, char *worker_path, int64_t *moved, struct error 
 out:
     free(x.item.url);
     arena_free(&mem);
-    return rc ? error_context(err, "checkpoint.init_from %.300s", from_of(c->spec)->path) : ERR_OK;
+    return rc ? error_context(err, "checkpoint.init_from %.300s", cache_shown(from_of(c->spec)->path)) : ERR_OK;
 }

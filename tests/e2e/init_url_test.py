@@ -80,6 +80,7 @@ def test_a_mirrored_checkpoint_goes_on_elsewhere(c):
     assert url in wait_event(c, job, "started")["text"] and attempts(c, job)[0]["from_step"] == STEPS // 2
     there, = (c.dir / "cache").glob(f"*-{os.path.basename(path)}/{os.path.basename(path)}")
     assert {f.name: f.read_bytes() for f in there.iterdir()} == {f.name: f.read_bytes() for f in Path(path).iterdir()}
+    assert all(f.stat().st_mode & 0o777 == 0o600 for f in there.iterdir()), "keys were needed to read them"
     want = {s: x for s, x in first_losses(c, first).items() if s > STEPS // 2}
     assert first_losses(c, job) == want
     before = len(gets(".safetensors"))
@@ -176,7 +177,7 @@ def test_what_is_wrong_is_said_at_submit(c):
     assert "checkpoint.dir is a URL" in refused(c, url, "--set", "checkpoint.dir=s3://models/x")
     assert "no URL that can be fetched" in refused(c, "ftp://models/step-8.a1")
     said = refused(c, f"http://ann:word@127.0.0.1/step-{STEPS // 2}.a1")
-    assert "password" in said
+    assert "password" in said and "word@" not in said, said
     store.faults[:] = [{"match": "m/", "status": 403, "code": "AccessDenied", "times": 100}]
     assert "AccessDenied" in refused(c, url)
     store.faults[:] = []
