@@ -22,14 +22,24 @@ def walk(r, moments, **how):
     print(f"# {how or 'cut'}: {len(moments)} moments")
 
 
-def test_the_power_goes_behind_every_fsync():
+def recorded(check):
     r = Recorded(tp=2)
     try:
-        walk(r, [e[0] for e in r.disk.entries() if e[1] == "fsync"])
-        walk(r, [e[0] for e in r.disk.entries()], eager=True)
-        print(f"# an fsync that lied damaged, and was seen: {r.lies()}")
+        check(r)
     finally:
         r.close()
+
+
+def test_the_power_goes_behind_every_fsync():
+    recorded(lambda r: walk(r, [e[0] for e in r.disk.entries() if e[1] == "fsync"]))
+
+
+def test_a_disk_that_keeps_names_at_once():
+    recorded(lambda r: walk(r, [e[0] for e in r.disk.entries()], eager=True))
+
+
+def test_an_fsync_that_lies():
+    recorded(lambda r: print(f"# damaged by a lie, and seen to be: {r.lies()}"))
 
 
 run(globals())
