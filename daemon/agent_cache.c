@@ -80,8 +80,8 @@ int cache_item_parse(const char *path, struct cache_item *out, struct error *err
     if (!known || (mark && !sum))
         return not_fetched(path, err);
     if (has_password(path)) {
-        error_set(err, ERR_INVALID, "a URL with a user's name or password in it is not taken: all who see the job would");
-        return error_hint(err, "serve the file without, or from an object store (s3://), whose keys are not in the job");
+        error_set(err, ERR_INVALID, "a URL with a user's name or password is not taken: all who see the job would see it");
+        return error_hint(err, "serve the file without, or from an object store (s3://), whose keys no job holds");
     }
     if (mark)
         snprintf(out->sum, sizeof out->sum, "%s", mark + sizeof sum_mark - 1);
@@ -237,7 +237,8 @@ static bool in_use(const struct cache *c, const struct buffer *orders, const cha
         return true;
     for (size_t i = 0; cache_path_at(c->spec, i); i++) {
         struct cache_item item = {0};
-        bool same = cache_is_url(cache_path_at(c->spec, i)) && !cache_item_parse(cache_path_at(c->spec, i), &item, NULL) &&
+        const char *path = cache_path_at(c->spec, i);
+        bool same = cache_is_url(path) && !cache_item_parse(path, &item, NULL) &&
                     !strncmp(name, item.name, strlen(item.name));
         free(item.url);
         if (same)
@@ -308,7 +309,9 @@ static int64_t oldest(const struct cache *c, const struct buffer *orders, char o
     for (struct dirent *e; d && (e = readdir(d));) {
         struct stat st;
         if (!is_ours(e->d_name) || strlen(e->d_name) >= NAME + 16 ||
-            fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0 || (!S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode)))
+            fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+            continue;
+        if (!S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))
             continue;
         held += bytes_of(dirfd(d), e->d_name, &st, DEPTH);
         bool older = !*out || st.st_mtim.tv_sec < least.tv_sec ||

@@ -1,5 +1,5 @@
-/* The bounded cache of a job's files by URL (data.cache_dir), on this node. Blocking: a thread's; a cache belongs to one
- * thread at a time.
+/* The bounded cache of a job's files by URL (data.cache_dir), on this node. Blocking; a cache belongs to one thread at a
+ * time.
  *
  *   cache_dir/<24 hex digits of the URL's SHA-256>-<name>     a token file; a directory with the checkpoint of init_from
  *   cache_dir/<the same>.part                                 on its way
@@ -72,8 +72,8 @@ struct cache_file {
     bool keep_etag;        /* beside it, in <path>.etag: so that a later look can tell whether it is still the same */
     struct fetch_info info;
 };
-/* All of them, those that are there (and the same, with keep_etag) not again; takes the lock where one is missing. *moved: bytes that travelled; *at: the one
- * that an error is about. */
+/* All of them, those that are there (and the same, with keep_etag) not again; takes the lock where one is missing.
+ * *moved: bytes that travelled; *at: the one that an error is about. */
 MUST_USE int cache_fetch(struct cache *c, struct cache_file *files, size_t n, int64_t *moved, size_t *at,
                          struct error *err);
 /* Is this whole and the user's (or root's)? It counts as used now. */

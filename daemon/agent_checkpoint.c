@@ -244,7 +244,8 @@ static int read_manifest(const char *text, size_t len, const char *name, int64_t
     const char *schema = json_string_value(json_object_get(*out, "schema"));
     if (!schema || strcmp(schema, manifest_schema) || json_integer_value(json_object_get(*out, "step")) != step ||
         json_integer_value(json_object_get(*out, "attempt")) != attempt)
-        return error_set(err, ERR_CORRUPT, "%s is not the manifest of step %" PRId64 ", attempt %d", name, step, attempt);
+        return error_set(err, ERR_CORRUPT, "%s is not the manifest of step %" PRId64 ", attempt %d", name, step,
+                         attempt);
     return ERR_OK;
 }
 

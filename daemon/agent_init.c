@@ -102,12 +102,20 @@ static int list_add(struct list *l, const char *name, int64_t bytes, struct aren
 {
     if (!name || !*name || *name == '.' || strchr(name, '/'))
         return error_set(err, ERR_CORRUPT, "'%.200s' is not the name of a file of a checkpoint", name ? name : "");
-    for (size_t i = 0; i < l->n; i++)
-        if (!strcmp(l->names[i], name))
-            return ERR_OK;
     l->names[l->n] = arena_strdup(mem, name);
     l->bytes[l->n] = bytes;
     return l->names[l->n++] ? ERR_OK : error_set(err, ERR_NOMEM, "no memory for a list of files");
+}
+
+/* An index names a file with each of its tensors. */
+static int list_once(struct list *l, const char *name, struct arena *mem, struct error *err)
+{
+    for (size_t i = l->n; name && i > 0; i--) /* most often the newest */
+        if (!strcmp(l->names[i - 1], name))
+            return ERR_OK;
+    if (l->n > FILES_MAX)
+        return error_set(err, ERR_UNSUPPORTED, "%s names more than %d files", index_name, FILES_MAX);
+    return list_add(l, name, -1, mem, err);
 }
 
 static int list_shards(const struct buffer *manifest, struct list *l, struct arena *mem, struct error *err)
@@ -127,7 +135,8 @@ static int list_shards(const struct buffer *manifest, struct list *l, struct are
 }
 
 /* config.json, and the file of all tensors or the index with the files that it names. */
-static int list_weights(const struct cache *c, const struct init *x, struct list *l, struct arena *mem, struct error *err)
+static int list_weights(const struct cache *c, const struct init *x, struct list *l, struct arena *mem,
+                        struct error *err)
 {
     struct buffer text;
     json_t *top = NULL, *map, *file;
@@ -148,10 +157,8 @@ static int list_weights(const struct cache *c, const struct init *x, struct list
         json_object_foreach(map, tensor, file)
         {
             if (!rc)
-                rc = list_add(l, json_string_value(file), -1, mem, err);
+                rc = list_once(l, json_string_value(file), mem, err);
         }
-        if (!rc && l->n > FILES_MAX)
-            rc = error_set(err, ERR_UNSUPPORTED, "%s names more than %d files", index_name, FILES_MAX);
     }
     if (!rc)
         rc = list_add(l, "config.json", -1, mem, err);
@@ -242,7 +249,8 @@ static int fetch_list(struct cache *c, const struct init *x, const struct list *
     return rc;
 }
 
-static int run_worker(struct cache *c, char *const argv[], struct tool_output *out, struct arena *mem, struct error *err)
+static int run_worker(struct cache *c, char *const argv[], struct tool_output *out, struct arena *mem,
+                      struct error *err)
 {
     struct error back;
     cache_own_identity(c);

@@ -80,7 +80,8 @@ static int make_pages(const struct agent_attempt *a, struct error *err)
 
 /* The directory is the job's user's own; start.pb comes last and makes it count. */
 /* A checkpoint by URL lies in the cache by now. */
-static int local_resume(Boost__AttemptStart *start, Boost__CheckpointRef *resume, char path[PATH_MAX], struct error *err)
+static int local_resume(Boost__AttemptStart *start, Boost__CheckpointRef *resume, char path[PATH_MAX],
+                        struct error *err)
 {
     bool has = false;
     if (!start->resume || !start->resume->path || !strstr(start->resume->path, "://"))

@@ -319,8 +319,9 @@ static int run_file_task(struct task *t, struct error *err)
         return checkpoint_tool(t, uid, gid, err);
     if (order->body_case == BOOST__TASK__BODY_FETCH_DATA) {
         struct data_fetch x = data_work(t, uid, gid);
-        return order->fetch_data->spec ? data_fetch(&x, order->fetch_data->spec, order->fetch_data->init, &t->moved, err)
-                                       : error_set(err, ERR_PROTOCOL, "an order to fetch names no job");
+        const Boost__FetchData *o = order->fetch_data;
+        return o->spec ? data_fetch(&x, o->spec, o->init, &t->moved, err)
+                       : error_set(err, ERR_PROTOCOL, "an order to fetch names no job");
     }
     struct s3 *s = NULL;
     int rc = ERR_OK;

@@ -1,5 +1,5 @@
-/* What users ask of single checkpoints: verify, pin, delete, copy, and to have them read and written in another form, which
- * an agent does that sees the directory, as the user. */
+/* What users ask of single checkpoints: verify, pin, delete, copy, and to have them read and written in another form,
+ * which an agent does that sees the directory, as the user. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

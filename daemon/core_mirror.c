@@ -31,7 +31,8 @@ void mirror_want(const struct job *job, struct checkpoint *k)
 
 char *mirror_copy_url(const struct checkpoint *k)
 {
-    const char *mirror = k->mirror_url && k->path ? k->mirror_url : "", *tail = k->path ? k->path + strlen(k->path) : "";
+    const char *mirror = k->mirror_url && k->path ? k->mirror_url : "";
+    const char *tail = k->path ? k->path + strlen(k->path) : "";
     char *out = NULL;
     int len = (int)strlen(mirror);
     for (int parts = 2; len && tail > k->path && parts; parts -= *tail == '/')
@@ -77,8 +78,8 @@ static void failed(struct core *c, struct job *job, struct checkpoint *k, const 
     k->mirror_tries = 1;
     wait_for(c, k);
     add_event(c, job, k->attempt, t->node->name, "controller", "checkpoint-not-mirrored",
-              "checkpoint of step %" PRId64 " has no copy in %s after %d tries: %s%s%s%s; it is tried again now and then, and by: "
-              "boostctl ckpt mirror %" PRId64 "@%" PRId64, k->step, k->mirror_url, tries, err->message,
+              "checkpoint of step %" PRId64 " has no copy in %s after %d tries: %s%s%s%s; it is tried again now and then, and "
+              "by: boostctl ckpt mirror %" PRId64 "@%" PRId64, k->step, k->mirror_url, tries, err->message,
               *err->hint ? " (" : "", err->hint, *err->hint ? ")" : "", job->id, k->step);
 }
 

@@ -427,7 +427,8 @@ static Boost__CheckpointInfo *checkpoint_info(struct core *c, const struct check
 }
 
 /* The list of a job's checkpoints; false when out of memory. */
-static bool checkpoint_list(struct core *c, const struct job *job, struct arena *mem, Boost__CheckpointInfo ***out, size_t *n)
+static bool checkpoint_list(struct core *c, const struct job *job, struct arena *mem, Boost__CheckpointInfo ***out,
+                            size_t *n)
 {
     *out = arena_alloc(mem, (size_t)(job->n_checkpoints + 1) * sizeof **out);
     *n = 0;

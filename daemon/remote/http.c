@@ -15,7 +15,8 @@
 #include "proto/base/clock.h"
 #include "proto/base/fs.h"
 
-enum { PAUSE_MS = 50, BACKOFF_MS = 200, BACKOFF_MAX_MS = 20000, RETRY_AFTER_MAX_S = 60, REDIRECTS = 5, LEAST_BYTES_S = 1024, BODY_SMALL = 64 << 10 };
+enum { PAUSE_MS = 50, BACKOFF_MS = 200, BACKOFF_MAX_MS = 20000, RETRY_AFTER_MAX_S = 60, REDIRECTS = 5 };
+enum { LEAST_BYTES_S = 1024, BODY_SMALL = 64 << 10 }; /* what a file has to bring, and what is no file */
 
 struct http {
     CURL *curl;
