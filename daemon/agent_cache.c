@@ -462,15 +462,24 @@ static int fetch_file(struct cache *c, struct cache_file *f, int64_t *moved, str
     return rc;
 }
 
-/* A directory that others may write too could hold something of theirs under this name. */
+static bool can_read(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd >= 0)
+        close(fd);
+    return fd >= 0;
+}
+
+/* A directory that others may write too could hold something of theirs under this name. What root has put there the
+ * user cannot touch, and perhaps not read. */
 bool cache_has(const struct cache *c, const char *path, bool directory)
 {
     struct stat st;
     bool there = lstat(path, &st) == 0 && (directory ? S_ISDIR(st.st_mode) : S_ISREG(st.st_mode)) &&
                  (st.st_uid == c->by->uid || st.st_uid == 0);
-    if (there && utimensat(AT_FDCWD, path, NULL, AT_SYMLINK_NOFOLLOW) < 0 && errno != EPERM)
+    if (there && utimensat(AT_FDCWD, path, NULL, AT_SYMLINK_NOFOLLOW) < 0 && st.st_uid == c->by->uid)
         return false;
-    return there;
+    return there && can_read(path);
 }
 
 /* Those that carry their ETag are looked at whether they are there or not. */

@@ -1,5 +1,5 @@
-/* What an agent does to files for the controller: preflight, manifest, verification,
- * removal, kept logs, and as whom. */
+/* What an agent does to files for the controller: preflight, what lies in a cache,
+ * manifest, verification, removal, kept logs, and as whom. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,6 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/agent_cache.h"
 #include "daemon/agent_checkpoint.h"
 #include "daemon/agent_logs.h"
 #include "daemon/agent_preflight.h"
@@ -245,6 +246,39 @@ static void test_own_directory(void **state)
     assert_non_null(strstr(err.message, "cannot be written"));
     assert_int_equal(chown(own, NOBODY, NOBODY), 0);
     assert_int_equal(agent_preflight(&spec, own, NOBODY, NOBODY, &reason, &err), 0);
+}
+
+static bool nobody_finds(const char *path, bool directory)
+{
+    const struct agent_remote by = {.uid = NOBODY, .gid = NOBODY};
+    const struct cache c = {.by = &by};
+    struct as_user user;
+    assert_int_equal(as_user_begin(&user, NOBODY, NOBODY, &err), 0);
+    bool found = cache_has(&c, path, directory);
+    as_user_end(&user);
+    return found;
+}
+
+static void test_what_a_cache_holds(void **state)
+{
+    (void)state;
+    char path[PATH_MAX];
+    if (geteuid() != 0)
+        skip();
+    path_in(path, "entry");
+    put(path, "x", 1);
+    assert_int_equal(chmod(path, 0644), 0);
+    assert_true(nobody_finds(path, false)); /* root's, for all */
+    assert_false(nobody_finds(path, true));
+    assert_int_equal(chmod(path, 0600), 0);
+    assert_false(nobody_finds(path, false));
+    assert_int_equal(chown(path, NOBODY, NOBODY), 0);
+    assert_true(nobody_finds(path, false));
+    assert_int_equal(chown(path, NOBODY - 1, NOBODY), 0);
+    assert_int_equal(chmod(path, 0666), 0);
+    assert_false(nobody_finds(path, false)); /* somebody else's */
+    assert_int_equal(unlink(path), 0);
+    assert_false(nobody_finds(path, false));
 }
 
 static void test_as_the_jobs_user(void **state)
@@ -570,10 +604,17 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        TEST(test_preflight),        TEST(test_own_directory),    TEST(test_as_the_jobs_user),        TEST(test_manifest),
+        TEST(test_preflight),
+        TEST(test_own_directory),
+        TEST(test_what_a_cache_holds),
+        TEST(test_as_the_jobs_user),
+        TEST(test_manifest),
         TEST(test_find),
-        TEST(test_manifest_refuses), TEST(test_verify_names_the_damage), TEST(test_verify_of_other_things_than_files),
-        TEST(test_delete),           TEST(test_what_is_torn_goes),
+        TEST(test_manifest_refuses),
+        TEST(test_verify_names_the_damage),
+        TEST(test_verify_of_other_things_than_files),
+        TEST(test_delete),
+        TEST(test_what_is_torn_goes),
         TEST(test_the_cuda_check_is_remembered),
         TEST(test_logs_are_trimmed),
     };
