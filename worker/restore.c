@@ -113,6 +113,17 @@ struct restoring {
     void *host; /* room for the largest slice */
 };
 
+/* `count` values of r->host to where the engine has them. */
+static int put_values(struct restoring *r, const struct state_tensor *t, int64_t count, struct error *err)
+{
+    size_t bytes = (size_t)count * dtype_size(t->dtype);
+    struct kstream *ks = engine_stream(r->engine);
+    engine_kernels(r->engine)->upload(ks, t->device ? t->device : t->own, r->host, bytes);
+    if (r->status)
+        __atomic_fetch_add(&r->status->bytes, (uint64_t)bytes, __ATOMIC_RELAXED);
+    return engine_kernels(r->engine)->stream_sync(ks, err);
+}
+
 /* Of a tensor, what this rank keeps: the slice, or under zero 1 its part of one. */
 static int restore_tensor(struct restoring *r, int64_t i, int kind, struct error *err)
 {
@@ -122,14 +133,7 @@ static int restore_tensor(struct restoring *r, int64_t i, int kind, struct error
     if (!count)
         return ERR_OK;
     int rc = shard_index_read(r->index, i, kind, first, count, r->host, err);
-    if (rc)
-        return rc;
-    size_t bytes = (size_t)count * dtype_size(t.dtype);
-    struct kstream *ks = engine_stream(r->engine);
-    engine_kernels(r->engine)->upload(ks, t.device ? t.device : t.own, r->host, bytes);
-    if (r->status)
-        __atomic_fetch_add(&r->status->bytes, (uint64_t)bytes, __ATOMIC_RELAXED);
-    return engine_kernels(r->engine)->stream_sync(ks, err);
+    return rc ? rc : put_values(r, &t, count, err);
 }
 
 /* The largest slice in bytes. */
@@ -237,14 +241,7 @@ static int restore_slice(struct restoring *r, struct hf_source *hf, int64_t i, f
         else
             ((float *)r->host)[k] = wide[first + k];
     }
-    if (rc)
-        return rc;
-    size_t bytes = (size_t)count * dtype_size(t.dtype);
-    struct kstream *ks = engine_stream(r->engine);
-    engine_kernels(r->engine)->upload(ks, t.device ? t.device : t.own, r->host, bytes);
-    if (r->status)
-        __atomic_fetch_add(&r->status->bytes, (uint64_t)bytes, __ATOMIC_RELAXED);
-    return engine_kernels(r->engine)->stream_sync(ks, err);
+    return rc ? rc : put_values(r, &t, count, err);
 }
 
 int checkpoint_restore_hf(const char *dir, const Boost__JobSpec *spec, struct engine *engine,
