@@ -59,7 +59,8 @@ static int open_file(struct hf_source *s, const char *name, struct safetensors_f
         return error_set(err, ERR_UNSUPPORTED, "%s has more than %d files", s->dir, FILES_MAX);
     rc = safetensors_open(&s->files[s->n], path, err);
     if (rc == ERR_CORRUPT)
-        error_hint(err, "the file is cut or damaged, or no safetensors file: copy it again");
+        error_hint(err, "the file is cut or damaged, or no safetensors file: copy it again; or it holds another type than "
+                        "F32, F16 or BF16: save it as one of these");
     else if (rc == ERR_NOT_FOUND && s->map)
         error_hint(err, "model.safetensors.index.json names it: copy all files of the directory");
     else if (rc == ERR_NOT_FOUND)

@@ -197,7 +197,7 @@ FAULTS = [
      ("model.safetensors", "pytorch_model.bin")),
     (LLAMA, 1, drop("lm_head.weight"), ("lm_head.weight", "tie_word_embeddings")),
     (LLAMA, 1, config(tie_word_embeddings=True), ("lm_head.weight", "tie_word_embeddings")),
-    (LLAMA, 1, put(f"{Q}.weight", (16, 16), "F8_E4M3"), (f"{Q}.weight", "F8_E4M3")),
+    (LLAMA, 1, put(f"{Q}.weight", (16, 16), "F8_E4M3"), (f"{Q}.weight", "F8_E4M3", "save it as one")),
     (LLAMA, 1, lambda c, t, x: t.update({f"{Q}.weight": ("I32", (16, 16), bytes(1024))}), (f"{Q}.weight", "I32")),
     (LLAMA, 1, cut(-1), ("model.safetensors", "copy it again")),
     (LLAMA, 3, cut(-100), ("-of-00003.safetensors", "copy it again")),
