@@ -230,6 +230,8 @@ static bool move_counter(const struct agent_attempt *a, int rank)
     if (rank_file_path(path, sizeof path, a->run_dir, rank, "control", NULL))
         return true;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM))
+        return false;
     ssize_t n = fd < 0 ? -1 : pread(fd, page, sizeof page, 0);
     if (fd >= 0)
         close(fd);
