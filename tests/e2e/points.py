@@ -182,6 +182,7 @@ class Points:
             reached += 1
         else:
             assert points, f"no end of {who}, {how} of {where} after {n}"
+        assert reached, f"{who} {how} {where}: never came to {n}"
         print(f"# {who} {how} {where}: {reached} points", flush=True)
         return reached
 
