@@ -78,7 +78,6 @@ static int make_pages(const struct agent_attempt *a, struct error *err)
     return ERR_OK;
 }
 
-/* The directory is the job's user's own; start.pb comes last and makes it count. */
 /* A checkpoint by URL lies in the cache by now. */
 static int local_resume(Boost__AttemptStart *start, Boost__CheckpointRef *resume, char path[PATH_MAX],
                         struct error *err)
@@ -93,6 +92,7 @@ static int local_resume(Boost__AttemptStart *start, Boost__CheckpointRef *resume
     return rc || has ? rc : error_set(err, ERR_PROTOCOL, "a checkpoint by URL is not the job's");
 }
 
+/* The directory is the job's user's own; start.pb comes last and makes it count. */
 static int make_run_dir(const struct agent_attempt *a, Boost__JobSpec *spec, struct error *err)
 {
     char path[PATH_MAX];

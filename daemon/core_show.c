@@ -197,8 +197,7 @@ static void waits_of(struct waits *w, const struct job *job)
                               job->starting->nodes[0]->name),
                  job->starting->since, t && t->bytes_total ? 0 : job->starting->since + CORE_VERIFY_NS);
         wait_moves_of(w, job->starting->task);
-    }
-    else if (job->starting)
+    } else if (job->starting)
         wait_add(w, arena_printf(w->mem, "checkpoint.init_from verified by %s", job->starting->nodes[0]->name),
                  job->starting->since, job->starting->since + CORE_VERIFY_NS);
     if (job->backoff_due)

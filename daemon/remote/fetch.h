@@ -20,7 +20,7 @@ MUST_USE int fetch_look(const struct fetch_source *f, struct fetch_info *out, st
  * `most` at most. *from is how far it came, whatever the result. ERR_BUSY: what is there has another ETag by now. */
 MUST_USE int fetch_rest(const struct fetch_source *f, int fd, int64_t *from, int64_t bytes, int64_t most,
                         const char *etag, struct error *err);
-/* The whole of a small file, behind what is in `out`, which is empty. */
+/* The whole of a small file, into `out`, which is empty. */
 MUST_USE int fetch_text(const struct fetch_source *f, struct buffer *out, struct error *err);
 
 #endif

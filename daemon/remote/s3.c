@@ -218,7 +218,7 @@ static void hint_of_refusal(const struct s3 *s, const struct http_call *call, co
     region_told(s, call, region);
     if (!strcmp(code, "RequestTimeTooSkewed") || ((status == 400 || status == 403) && skewed))
         error_hint(err, "this machine's clock is %" PRId64 " s %s the store's: set it", ahead < 0 ? -ahead : ahead,
-                          ahead < 0 ? "behind" : "ahead of");
+                   ahead < 0 ? "behind" : "ahead of");
     else if (*region && (status == 400 || status == 301 || status == 307))
         error_hint(err, "set s3_region of agent.conf to %s, and s3_endpoint to an address there", region);
     else if (status == 301 || status == 307)
