@@ -219,7 +219,8 @@ static void tls(void **state)
     snprintf(url, sizeof url, "https://127.0.0.1:%d/-/plain/a", port);
     struct http *h = plain(cert, 5000, 1);
     struct http_call put = {.method = "PUT", .url = url, .fd = -1, .body = data, .body_len = FILE_BYTES};
-    assert_int_equal(http_do(h, &put, &err), ERR_OK);
+    if (http_do(h, &put, &err))
+        fail_msg("%s", err.message);
     assert_int_equal(fetch(h, url, &got), ERR_OK);
     /* To where anybody could change it, it is not sent on. */
     put_plain("a");

@@ -53,9 +53,12 @@ HELPER int start_server(const char *tls, pid_t *pid, int *input)
     close(in[0]);
     close(out[1]);
     *input = in[1];
-    bool said = read(out[0], port, sizeof port - 1) > 0;
+    /* the whole line: it may be written in pieces, the last of which would find nobody */
+    ssize_t n = 1;
+    for (size_t len = 0; n > 0 && !strchr(port, '\n') && len < sizeof port - 1; len += n > 0 ? (size_t)n : 0)
+        n = read(out[0], port + len, sizeof port - 1 - len);
     close(out[0]);
-    return said ? (int)strtol(port, NULL, 10) : 0;
+    return strchr(port, '\n') ? (int)strtol(port, NULL, 10) : 0;
 }
 
 HELPER int start(void **state)
