@@ -29,6 +29,7 @@ struct http {
     bool stalled, slow;
     int64_t window_moved, window_since; /* the same, when the speed was last looked at */
     bool first; /* byte of the answer's body */
+    char said[CURL_ERROR_SIZE]; /* why curl could not; "": only its code tells */
 };
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -244,7 +245,7 @@ static int watch(void *arg, curl_off_t down_all, curl_off_t down, curl_off_t up_
 
 static int failed(struct http *h, CURLcode code, struct error *err)
 {
-    const char *said = curl_easy_strerror(code);
+    const char *said = *h->said ? h->said : curl_easy_strerror(code);
     if (h->rc) {
         if (err)
             *err = h->err;
@@ -287,6 +288,7 @@ static void set_up(struct http *h, struct curl_slist *headers)
     curl_easy_setopt(curl, CURLOPT_URL, c->url);
     curl_easy_setopt(curl, CURLOPT_PATH_AS_IS, 1L);
     curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(curl, CURLOPT_ERRORBUFFER, h->said);
     curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
     curl_easy_setopt(curl, CURLOPT_REDIR_PROTOCOLS_STR, strncmp(c->url, "https://", 8) ? "http,https" : "https");
     curl_easy_setopt(curl, CURLOPT_FOLLOWLOCATION, c->redirects ? 1L : 0L);
@@ -333,6 +335,7 @@ int http_do(struct http *h, struct http_call *call, struct error *err)
     h->window_since = h->since;
     h->first = true;
     h->rc = ERR_OK;
+    h->said[0] = '\0';
     call->status = 0;
     call->length = call->total = call->from = call->retry_after_s = call->date_s = -1;
     call->etag[0] = call->crc32c[0] = call->region[0] = '\0';
