@@ -5,7 +5,7 @@ from pathlib import Path
 
 from disk import FAULTY, content
 from harness import Cluster, wait_until
-from jobs import attempts, endless, rank_step, wait_event
+from jobs import attempts, endless, rank_step
 
 
 KEEP, LIMIT = 2, 1000  # checkpoints; points, of which there are fewer
@@ -30,15 +30,17 @@ class Points:
     What users are told is remembered, and check() holds the product to it.
     """
 
-    def __init__(self):
+    def __init__(self, no_progress_limit=1000):
         self.c = c = Cluster(start=False, cpu_slots=1)
         self.start_boostd()
         self.start_agent()
         c.wait_nodes(1)
         env = "".join(f'env {{ key: "{k}" value: "{v}" }}\n' for k, v in self.env_of("rank").items())
-        self.job = c.submit(endless(c, name="points", extra=env).replace("keep: 3", "keep: 2"))
+        extra = env + f"restart {{ no_progress_limit: {no_progress_limit} }}\n"
+        self.job = c.submit(endless(c, name="points", extra=extra).replace("keep: 3", "keep: 2"))
         c.wait_state(self.job, "RUNNING")
         self.seen, self.removed, self.pinned = {}, set(), set()  # told to users: {step: stored()}, steps, steps
+        self.attempt, self.from_step = 1, 0
         self.fill()
         self.base = Path(next(iter(self.rows().values()))["path"]).parent
 
@@ -136,6 +138,20 @@ class Points:
         self.ctl("ckpt", "rm", f"{self.job}@{step}", fails=[NOT_FOUND])
         self.until(self.settled, "the removal")
 
+    def runs(self):
+        """Its ranks do: what the store says may be of the time before."""
+        row = self.ctl("status", "-a", self.job)["jobs"][0]
+        is_it = row["state"] == "RUNNING" and row["attempt"] == self.attempt
+        return is_it and self.c.rank_pids(self.job, self.attempt)
+
+    def resume(self):
+        """The rank is killed: the next attempt goes on from the newest."""
+        pid = self.c.rank_pids(self.job, self.attempt)[0]
+        newest = self.committed()[-1]
+        self.attempt, self.from_step = self.attempt + 1, newest
+        os.kill(pid, signal.SIGKILL)
+        self.until(self.runs, "the next attempt")
+
     def fill(self):
         """Two that are kept."""
         for _ in range(4):
@@ -193,8 +209,8 @@ class Points:
         def make_room():
             while not stop.wait(0.01):
                 if len(self.calls(who)) > n:
-                    step = rank_step(self.c, self.job, 1)
-                    wait_until(lambda: stop.is_set() or rank_step(self.c, self.job, 1) > step, 20, "a step meanwhile")
+                    step = rank_step(self.c, self.job, self.attempt)
+                    wait_until(lambda: stop.is_set() or rank_step(self.c, self.job, self.attempt) > step, 20, "a step")
                     self.lift(who)
                     return
         room = threading.Thread(target=make_room)
@@ -214,6 +230,7 @@ class Points:
             self.c.agents["n1"].kill9()
             self.start_agent()
         self.c.wait_nodes(1)
+        self.until(self.runs, f"attempt {self.attempt}")
         self.until(self.settled, "all to be settled")
 
     def check(self, what):
@@ -242,16 +259,10 @@ class Points:
         if have:
             r = self.c.ctl("ckpt", "verify", f"{self.job}@{have[-1]}")
             assert r.rc == 0, (what, r)
-        assert self.c.status(self.job)["attempt"] == 1, f"{what}: the job was disturbed"
+        live = [a for a in attempts(self.c, self.job) if not a.get("end")]
+        assert [(a["attempt"], a["from_step"]) for a in live] == [(self.attempt, self.from_step)], (what, live)
         for step in pinned - self.pinned:  # the answer was lost, or what was to take it back
             self.unpin(step)
-
-    def resume(self):
-        """The rank is killed: the next attempt goes on from the newest."""
-        newest = self.committed()[-1]
-        os.kill(self.c.rank_pids(self.job, 1)[0], signal.SIGKILL)
-        wait_event(self.c, self.job, "running", attempt=2)
-        assert attempts(self.c, self.job)[-1]["from_step"] == newest, attempts(self.c, self.job)
 
     def close(self):
         for who in ("boostd", "agent", "rank"):

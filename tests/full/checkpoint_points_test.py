@@ -22,9 +22,15 @@ def walked(*walks):
             n = p.walk(who, how, where.replace("DIR", str(p.c.dir)), lambda: getattr(p, act)())
             assert n >= at_least, (who, how, where, n)
         p.resume()
+        p.check("at the end")
         p.close()
     finally:
         p.c._kill_all()
+
+
+def test_a_resume_whatever_dies_meanwhile():
+    walked(("boostd", "KILL", "state.db", "resume", 20), ("boostd", "EIO", "state.db", "resume", 20),
+           ("agent", "KILL", "socket:", "resume", 4))
 
 
 def test_boostd_killed_at_each_call_of_its_store():

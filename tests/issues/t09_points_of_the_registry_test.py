@@ -21,14 +21,14 @@ def test_points_of_boostd_agent_and_rank():
         p.walk("agent", "EIO", f"{p.c.dir}/ckpt/", p.save, (3,))
         p.walk("agent", "ENOSPC", "/agent-n1/", p.save, (1,))
         p.walk("rank", "DROP", "/step-", p.save, (3,))
-        p.resume()
+        p.walk("boostd", "KILL", "state.db", p.resume, (12, 24))
         p.close()
     finally:
         p.c._kill_all()
 
 
 def test_a_job_held_for_want_of_room_says_so_and_goes_on_when_there_is_some():
-    p = Points()
+    p = Points(no_progress_limit=3)
     c, job = p.c, p.job
     try:
         newest = p.committed()[-1]
