@@ -19,7 +19,8 @@
 #include "proto/json.h"
 #include "proto/version.h"
 
-enum { CHUNK = 1 << 20, MANIFEST_MAX = 64 << 20 };
+/* A manifest of 65536 shards; parsed it takes 30 times that, of this process. */
+enum { CHUNK = 1 << 20, MANIFEST_MAX = 16 << 20 };
 static const char manifest_name[] = "manifest.json", manifest_schema[] = "boost.checkpoint/1";
 
 /* ---- names ---- */
@@ -433,7 +434,18 @@ static size_t list_steps(const char *parent, struct step_dir *list, struct error
     return n;
 }
 
-/* NULL: no manifest, one that says nothing usable, or no memory. */
+/* Of the job whose checkpoints are in `parent`, <store id>-<job>: what users copy there is of another one, and a job that
+ * went on from it would go on with somebody else's weights. */
+static bool is_of(const json_t *manifest, const char *parent)
+{
+    char name[NAME_MAX + 1];
+    const char *store = json_string_value(json_object_get(manifest, "store_id")), *slash = strrchr(parent, '/');
+    int used = snprintf(name, sizeof name, "%s-%" JSON_INTEGER_FORMAT, store ? store : "",
+                        json_integer_value(json_object_get(manifest, "job")));
+    return used < (int)sizeof name && slash && !strcmp(slash + 1, name);
+}
+
+/* NULL: no manifest, one that says nothing usable or of another job, or no memory. */
 static Boost__FoundCheckpoint *read_found(const char *parent, const struct step_dir *at, struct arena *mem)
 {
     char dir[PATH_MAX];
@@ -444,7 +456,7 @@ static Boost__FoundCheckpoint *read_found(const char *parent, const struct step_
         return NULL;
     const json_t *shards = json_object_get(manifest, "shards");
     size_t n = json_array_size(shards);
-    bool good = n > 0 && n <= FIND_SHARDS;
+    bool good = is_of(manifest, parent) && n > 0 && n <= FIND_SHARDS;
     Boost__FoundCheckpoint *f = good ? arena_alloc(mem, sizeof *f) : NULL;
     Boost__ShardRecord **list = good ? arena_alloc(mem, n * sizeof *list) : NULL;
     Boost__ShardRecord *records = good ? arena_alloc(mem, n * sizeof *records) : NULL;

@@ -28,6 +28,10 @@ enum {
     LOG_BYTES = 256 << 10, /* of a reply, when the task does not say     */
     LOG_BYTES_MAX = 1 << 20,
     FOUND_ARENA = 16 << 20,
+    /* Work that takes as long as files are large or peers are slow; the agent has 64 threads (agent_main.c), and what
+     * starts, commits and checks jobs must find one free. */
+    SLOW_AT_ONCE = 32,
+    SLOW_OF_A_USER = 16,
 };
 
 struct task {
@@ -62,6 +66,7 @@ struct agent_tasks {
     uv_timer_t follow, tell;
     struct task *followers; /* waiting for more of a log */
     struct task *working;
+    struct task *waiting; /* slow work, in order, for its turn */
     int timers; /* that are not closed; then the last task that a thread still has frees this */
     bool closing;
 };
@@ -391,6 +396,37 @@ static void run_task(uv_work_t *work)
 /* ---- on the loop ---- */
 
 static void look_again(uv_timer_t *timer);
+static void work(struct task *t);
+
+static bool is_slow(const struct task *t)
+{
+    return t->order->body_case == BOOST__TASK__BODY_CHECKPOINT_TOOL ||
+           t->order->body_case == BOOST__TASK__BODY_MIRROR_CHECKPOINT ||
+           t->order->body_case == BOOST__TASK__BODY_FETCH_DATA;
+}
+
+static bool has_turn(const struct agent_tasks *tasks, const struct task *t)
+{
+    int all = 0, user = 0;
+    for (const struct task *w = tasks->working; w && is_slow(t); w = w->next) {
+        all += is_slow(w);
+        user += is_slow(w) && w->order->uid == t->order->uid;
+    }
+    return all < SLOW_AT_ONCE && user < SLOW_OF_A_USER;
+}
+
+static void start_waiting(struct agent_tasks *tasks)
+{
+    for (struct task **at = &tasks->waiting; *at;) {
+        struct task *t = *at;
+        if (has_turn(tasks, t)) {
+            *at = t->next;
+            work(t);
+        } else {
+            at = &t->next;
+        }
+    }
+}
 
 static void wait_for_more(struct task *t)
 {
@@ -412,6 +448,7 @@ static void task_done(uv_work_t *work, int status)
             free(tasks);
         return;
     }
+    start_waiting(tasks);
     bool wait = !t->rc && t->order->body_case == BOOST__TASK__BODY_READ_LOG && !t->data.len && !t->over &&
                 clock_mono_ns() < t->deadline_ns && !t->forgotten;
     if (!wait) {
@@ -439,7 +476,7 @@ static void tell(uv_timer_t *timer)
         uv_timer_stop(timer);
 }
 
-static void queue_task(struct task *t)
+static void work(struct task *t)
 {
     struct agent_tasks *tasks = t->tasks;
     if (!uv_is_active((uv_handle_t *)&tasks->tell))
@@ -447,6 +484,19 @@ static void queue_task(struct task *t)
     t->next = tasks->working;
     tasks->working = t;
     uv_queue_work(tasks->agent->loop, &t->work, run_task, task_done);
+}
+
+static void queue_task(struct task *t)
+{
+    struct task **at = &t->tasks->waiting;
+    if (has_turn(t->tasks, t)) {
+        work(t);
+        return;
+    }
+    while (*at)
+        at = &(*at)->next;
+    t->next = NULL;
+    *at = t;
 }
 
 /* Where the log is, and whether it can still grow. */
@@ -506,6 +556,13 @@ void agent_tasks_wake(struct agent *agent)
 
 void agent_tasks_cancel(struct agent *agent, uint64_t id)
 {
+    for (struct task *t = agent->tasks->waiting, *next; t; t = next) {
+        next = t->next;
+        if (t->order->id == id && t->order->body_case == BOOST__TASK__BODY_FETCH_DATA) {
+            unlink_task(&agent->tasks->waiting, t);
+            free_task(t);
+        }
+    }
     for (struct task *t = agent->tasks->working; t; t = t->next)
         if (t->order->id == id && t->order->body_case == BOOST__TASK__BODY_FETCH_DATA) {
             atomic_store(&t->stop, true);
@@ -519,16 +576,22 @@ void agent_tasks_stop(struct agent *agent)
         atomic_store(&t->stop, true);
 }
 
+static void free_list(struct task **list)
+{
+    while (*list) {
+        struct task *t = *list;
+        *list = t->next;
+        free_task(t);
+    }
+}
+
 void agent_tasks_forget(struct agent *agent)
 {
     struct agent_tasks *tasks = agent->tasks;
     for (struct task *t = tasks->working; t; t = t->next)
         t->forgotten = true;
-    while (tasks->followers) {
-        struct task *t = tasks->followers;
-        tasks->followers = t->next;
-        free_task(t);
-    }
+    free_list(&tasks->followers);
+    free_list(&tasks->waiting);
 }
 
 void agent_tasks_take(struct agent *agent, const Boost__Task *order)

@@ -133,7 +133,8 @@ static int failed(const char *program, int status, struct buffer *said, struct e
     char *line = len ? strrchr(text, '\n') : NULL;
     line = line ? line + 1 : text;
     if (WIFSIGNALED(status))
-        return error_set(err, ERR_INTERNAL, "%s was killed by signal %d: %s", program, WTERMSIG(status), line);
+        return error_set(err, ERR_INTERNAL, "%s was killed by signal %d (%s)%s%s", program, WTERMSIG(status),
+                         strsignal(WTERMSIG(status)), *line ? ": " : "", line);
     if (WEXITSTATUS(status) == 127)
         return error_set(err, ERR_INTERNAL, "%s cannot be run: %s", program, line);
     return error_set(err, ERR_INVALID, "%s", strncmp(line, mark, sizeof mark - 1) ? line : line + sizeof mark - 1);

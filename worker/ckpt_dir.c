@@ -11,8 +11,9 @@
 #include "proto/base/fs.h"
 #include "proto/json.h"
 #include "proto/reflect.h"
+#include "worker/ckpt_weights.h"
 
-enum { MANIFEST_MAX = 64 << 20, SPEC_ARENA = 64 << 20, READ_AT_ONCE = 1 << 16 };
+enum { MANIFEST_MAX = 16 << 20 /* of 65536 shards; parsed it takes 30 times that */, SPEC_ARENA = 64 << 20, READ_AT_ONCE = 1 << 16, ANY_LENGTH = 64 };
 
 static const char *digits(const char *at, int64_t *value)
 {
@@ -69,6 +70,21 @@ static void one_rank(Boost__JobSpec *s)
     p->has_tp = p->has_pp = p->has_dp = p->has_zero = true;
 }
 
+/* The file may hold anything, and all sizes are worked out from this. Of the model only: a rule for jobs that came later
+ * is no damage. */
+static int check_model(const Boost__Model *m, struct error *err)
+{
+    Boost__JobSpec *spec = NULL;
+    int rc = weights_spec(m, ANY_LENGTH, &spec, err);
+    if (spec)
+        boost__job_spec__free_unpacked(spec, NULL);
+    if (rc && rc != ERR_NOMEM) {
+        err->code = rc = ERR_CORRUPT;
+        error_context(err, "manifest.json holds a model that cannot be");
+    }
+    return rc;
+}
+
 static int load_spec(struct ckpt_dir *d, struct error *err)
 {
     char *text = json_dumps(json_object_get(d->manifest, "spec"), JSON_ENCODE_ANY);
@@ -81,6 +97,8 @@ static int load_spec(struct ckpt_dir *d, struct error *err)
     free(text);
     if (!rc && (!d->spec->parallel || !d->spec->model || !d->spec->run))
         rc = error_set(err, ERR_CORRUPT, "manifest.json holds no whole job");
+    if (!rc)
+        rc = check_model(d->spec->model, err);
     if (rc)
         return rc;
     one_rank(d->spec);

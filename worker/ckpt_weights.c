@@ -1,7 +1,6 @@
 /* ckpt_weights.h: making rows, and writing checkpoints of weights alone. */
 #include "worker/ckpt_weights.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <limits.h>
@@ -17,6 +16,7 @@
 #include "proto/json.h"
 #include "proto/version.h"
 #include "worker/checkpoint_internal.h"
+#include "worker/new_dir.h"
 
 enum { FACTORS = sizeof((struct weights *)0)->factors / sizeof(struct weights_factor) };
 
@@ -191,48 +191,6 @@ int weights_spec(const Boost__Model *model, int64_t seq_len, Boost__JobSpec **ou
     return plan_resolve(&s, &(struct plan_machine){0}, out, err);
 }
 
-/* ---- directories ---- */
-
-int new_dir_begin(struct new_dir *d, const char *to, struct error *err)
-{
-    d->to = to;
-    int used = snprintf(d->temp, sizeof d->temp, "%s.XXXXXX", to);
-    struct stat st;
-    if (used < 0 || (size_t)used >= sizeof d->temp)
-        return error_set(err, ERR_INVALID, "path too long: %s", to);
-    if (lstat(to, &st) == 0 && rmdir(to) < 0) {
-        error_errno(err, errno, "%s is in the way", to);
-        err->code = ERR_REFUSED;
-        return error_hint(err, "name a directory that is not there yet");
-    }
-    if (!mkdtemp(d->temp)) {
-        error_errno(err, errno, "cannot make a directory beside %s", to);
-        d->temp[0] = '\0';
-        return (int)err->code;
-    }
-    if (chmod(d->temp, 0755) < 0)
-        return error_errno(err, errno, "cannot make %s readable", d->temp);
-    return ERR_OK;
-}
-
-int new_dir_end(struct new_dir *d, int rc, struct error *err)
-{
-    char parent[4096];
-    snprintf(parent, sizeof parent, "%s", d->to);
-    char *slash = strrchr(parent, '/');
-    if (slash)
-        *(slash == parent ? slash + 1 : slash) = '\0';
-    if (!rc)
-        rc = fs_sync_dir(d->temp, err);
-    if (!rc && rename(d->temp, d->to) < 0)
-        rc = error_errno(err, errno, "cannot rename %s to %s", d->temp, d->to);
-    if (!rc)
-        return fs_sync_dir(slash ? parent : ".", err);
-    if (d->temp[0] && fs_remove_tree(d->temp, NULL))
-        error_hint(err, "remove %s by hand", d->temp);
-    return rc;
-}
-
 /* ---- a checkpoint of weights alone ---- */
 
 enum { FIXED_META = 7 };
@@ -282,18 +240,20 @@ int ckpt_write_weights(const char *to, int64_t step, const Boost__JobSpec *spec,
                        size_t n, tensor_rows_fn rows, void *arg, char *out, size_t cap, struct error *err)
 {
     char path[PATH_MAX], file[64];
-    struct new_dir d = {.temp = ""};
+    struct new_dir d;
     struct tensor_written sum;
     int used = snprintf(out, cap, "%s/step-%" PRId64 ".a1", to, step);
     if (used < 0 || (size_t)used >= cap)
         return error_set(err, ERR_INVALID, "path too long: %s", to);
-    int rc = fs_make_dirs(to, 0755, err);
+    int rc = new_dir_check(out, err);
     if (!rc)
-        rc = new_dir_begin(&d, out, err);
+        rc = fs_make_dirs(to, 0755, err);
     if (rc)
         return rc;
     shard_file_name(file, 0, 1);
-    rc = fs_join(path, sizeof path, err, d.temp, file);
+    rc = new_dir_begin(&d, out, err);
+    if (!rc)
+        rc = fs_join(path, sizeof path, err, d.temp, file);
     if (!rc)
         rc = write_shard(path, step, items, n, rows, arg, &sum, err);
     if (!rc)

@@ -62,13 +62,4 @@ MUST_USE int weights_spec(const Boost__Model *model, int64_t seq_len, Boost__Job
 /* An item for each tensor of the plan, with its name and shape; the caller's to free. */
 MUST_USE int plan_items(const struct plan *plan, struct tensor_item **items, size_t *n, struct error *err);
 
-/* A directory that appears under its name when it is complete: made beside `to`, which may not be there or be empty. */
-struct new_dir {
-    char temp[4096];
-    const char *to;
-};
-MUST_USE int new_dir_begin(struct new_dir *d, const char *to, struct error *err);
-/* rc: what went before; the directory goes away again unless that is ERR_OK. */
-MUST_USE int new_dir_end(struct new_dir *d, int rc, struct error *err);
-
 #endif

@@ -9,6 +9,7 @@
 #include "proto/base/fs.h"
 #include "worker/ckpt_weights.h"
 #include "worker/hf.h"
+#include "worker/new_dir.h"
 
 /* ---- what there is to write ---- */
 
@@ -122,8 +123,13 @@ static int write_files(struct weights *w, const char *dir, const struct tensor_i
     return write_json(dir, "model.safetensors.index.json", index, err);
 }
 
-static int check_model(const struct plan *p, struct error *err)
+static int check_model(const struct plan *p, const char *to, struct error *err)
 {
+    int64_t step, attempt;
+    if (ckpt_dir_parse(to, &step, &attempt)) { /* among a job's checkpoints it would be taken for a torn one */
+        error_set(err, ERR_REFUSED, "%s has the name of a checkpoint, which an export is not", to);
+        return error_hint(err, "name the directory otherwise");
+    }
     if (p->lax) {
         error_set(err, ERR_UNSUPPORTED, "a LAX model has no other form: its latents go from layer to layer");
         return error_hint(err, "export is for FULL_RANK, SVD and COLA");
@@ -135,14 +141,14 @@ int hf_export(const char *from, const char *to, enum dtype dtype, int64_t max_fi
 {
     struct ckpt_dir d;
     struct weights w;
-    struct new_dir out = {.temp = ""};
+    struct new_dir out;
     struct tensor_item *items = NULL;
     size_t n = 0;
     bool begun = false;
     int rc = ckpt_dir_open(&d, from, err);
     weights_init(&w, &d, 0);
     if (!rc)
-        rc = check_model(&d.plan, err);
+        rc = check_model(&d.plan, to, err);
     if (!rc)
         rc = ckpt_dir_index(&d, err);
     if (!rc)

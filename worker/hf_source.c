@@ -34,7 +34,7 @@ static int load_json(const char *dir, const char *file, json_t **out, struct err
     buffer_init(&text, JSON_MAX);
     int rc = fs_join(path, sizeof path, err, dir, file);
     if (!rc)
-        rc = fs_read_file(path, &text, err);
+        rc = fs_read_linked(path, &text, err); /* of the hub's cache, a directory of links */
     if (!rc && !(*out = json_loadb(text.data ? (char *)text.data : "", text.len, 0, &where)))
         rc = error_set(err, ERR_CORRUPT, "%s: line %d: %s", path, where.line, where.text);
     buffer_free(&text);

@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "proto/base/fs.h"
+
 /* ---- writing ----------------------------------------------------------------- */
 
 static bool plain(const char *s)
@@ -211,11 +213,12 @@ int safetensors_open(struct safetensors_file *f, const char *path, struct error 
     uint8_t length[8];
     int rc = ERR_OK;
     f->path = strdup(path);
-    f->fd = open(path, O_RDONLY | O_CLOEXEC);
     if (!f->path)
         rc = error_set(err, ERR_NOMEM, "out of memory");
-    else if (f->fd < 0 || fstat(f->fd, &st) < 0)
-        rc = error_errno(err, errno, "cannot open %s", path);
+    if (!rc)
+        rc = fs_open_linked(path, &f->fd, err);
+    if (!rc && fstat(f->fd, &st) < 0)
+        rc = error_errno(err, errno, "cannot look at %s", path);
     if (!rc)
         rc = safetensors_read_at(f->fd, path, 0, sizeof length, length, err);
     if (rc)

@@ -149,6 +149,31 @@ int fs_read_regular(const char *path, struct buffer *out, struct error *err)
     return rc;
 }
 
+int fs_open_linked(const char *path, int *fd, struct error *err)
+{
+    struct stat st;
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (*fd < 0 && errno == ENXIO) /* a socket */
+        return error_set(err, ERR_CORRUPT, "%s is not a regular file", path);
+    if (*fd < 0)
+        return error_errno(err, errno, "cannot open %s", path);
+    if (fstat(*fd, &st) == 0 && S_ISREG(st.st_mode))
+        return ERR_OK;
+    close(*fd);
+    *fd = -1;
+    return error_set(err, ERR_CORRUPT, "%s is not a regular file", path);
+}
+
+int fs_read_linked(const char *path, struct buffer *out, struct error *err)
+{
+    int fd, rc = fs_open_linked(path, &fd, err);
+    if (rc)
+        return rc;
+    rc = read_all(fd, path, out, err);
+    close(fd);
+    return rc;
+}
+
 /* So that a directory just made is there after a power cut, and what is put in it with it. Not where that cannot be had:
  * in a parent that may not be read, or on a file system that does not know it. */
 static int sync_parent_of(const char *path, struct error *err)

@@ -21,6 +21,11 @@ MUST_USE int fs_read_file(const char *path, struct buffer *out, struct error *er
 /* The same of a regular file only, and no link to one: for names in a directory that somebody else may write.
  * ERR_CORRUPT for anything else; never blocks on a fifo. */
 MUST_USE int fs_read_regular(const char *path, struct buffer *out, struct error *err);
+/* The file or, through links, what they lead to, opened to be read. ERR_CORRUPT for anything that is no regular file;
+ * never blocks on a fifo. *fd -1 when it fails, else the caller's to close. */
+MUST_USE int fs_open_linked(const char *path, int *fd, struct error *err);
+/* fs_read_file() of such a one. */
+MUST_USE int fs_read_linked(const char *path, struct buffer *out, struct error *err);
 /* mkdir -p, durable; a component that exists as something else is named in the error. */
 MUST_USE int fs_make_dirs(const char *path, mode_t mode, struct error *err);
 MUST_USE int fs_sync_dir(const char *path, struct error *err);

@@ -399,6 +399,15 @@ static void test_find(void **state)
     *strrchr(parent, '/') = '\0';
     assert_int_equal(checkpoints_find(parent, &mem, &found, &err), 0); /* no manifest yet: not a checkpoint */
     assert_int_equal(found.n_found, 0);
+    /* Copied there from another job, or of another controller's. */
+    assert_int_equal(checkpoint_write_manifest(&manifest, 1, &err), 0);
+    assert_int_equal(checkpoints_find(parent, &mem, &found, &err), 0);
+    assert_int_equal(found.n_found, 0);
+    manifest.store_id = "0badcaff";
+    assert_int_equal(checkpoint_write_manifest(&manifest, 17, &err), 0);
+    assert_int_equal(checkpoints_find(parent, &mem, &found, &err), 0);
+    assert_int_equal(found.n_found, 0);
+    manifest.store_id = "0badcafe";
     assert_int_equal(checkpoint_write_manifest(&manifest, 17, &err), 0);
     static const char *const others[] = {"step-200.a3", "step-x.a1", "step-7.a0", "step-9.a1.deleting"};
     for (size_t i = 0; i < 4; i++) {

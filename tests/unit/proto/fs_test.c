@@ -204,6 +204,14 @@ static void test_only_regular_files(void **state)
     assert_int_equal(fs_read_regular(in_dir("plain/below"), &b, &err), ERR_CORRUPT);
     assert_int_equal(fs_read_regular(in_dir("missing"), &b, &err), ERR_NOT_FOUND);
     assert_int_equal(b.len, 0);
+    assert_int_equal(fs_read_linked(in_dir("link"), &b, &err), 0);
+    assert_string_equal((char *)b.data, "text");
+    buffer_clear(&b);
+    assert_int_equal(fs_read_linked(in_dir("fifo"), &b, &err), ERR_CORRUPT);
+    assert_int_equal(fs_read_linked(dir, &b, &err), ERR_CORRUPT);
+    assert_int_equal(fs_read_linked("/dev/zero", &b, &err), ERR_CORRUPT);
+    assert_int_equal(fs_read_linked(in_dir("missing"), &b, &err), ERR_NOT_FOUND);
+    assert_int_equal(b.len, 0);
     buffer_free(&b);
     /* A link and a file are trees too. */
     assert_int_equal(fs_remove_tree(in_dir("link"), &err), 0);
