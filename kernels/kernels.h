@@ -72,7 +72,7 @@ enum agreement_slot {
     AGREE_STOP,       /* > 0: some rank was asked to stop (host)                 */
     AGREE_CHECKPOINT, /* > 0: a checkpoint is due (host)                        */
     AGREE_BUSY,       /* > 0: some rank's checkpoint writer is still busy (host) */
-    AGREE_SPARE,
+    AGREE_ASKED,      /* of checkpoints asked for, worker/agreement.c (host)    */
     AGREE_SLOTS
 };
 struct step_block {

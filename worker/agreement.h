@@ -17,7 +17,8 @@ struct agreement {
     bool due;            /* the interval's checkpoint is wanted and not agreed yet */
     int64_t last_ns;     /* when the last one was agreed, by the first rank's clock */
     int64_t now_ns;
-    uint32_t seen, served; /* counter of checkpoints asked for: as voted, as agreed */
+    uint32_t seen, served; /* counter of checkpoints asked for: as this rank saw it last; as agreed, the same on all
+                            * ranks, ahead of what this one has seen while others were quicker */
     bool stop, checkpoint; /* agreed in the last step */
     bool waiting;          /* a checkpoint was postponed and has not been agreed since */
     int64_t skipped;       /* of the interval since then */
@@ -25,6 +26,7 @@ struct agreement {
 
 struct agreement_votes {
     bool stop, checkpoint, busy;
+    double asked; /* > 0: for a checkpoint besides the interval's; a sum when joined */
 };
 /* What this rank knows before a step. */
 struct agreement_facts {

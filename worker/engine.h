@@ -45,6 +45,7 @@ struct micro_batch {
 struct step_request {
     double lr;
     bool stop, checkpoint, busy; /* this rank's votes; any rank's vote counts */
+    double asked;                /* likewise, added up over the ranks: 0 or a power of two */
 };
 struct step_result {
     double loss; /* mean over the unmasked tokens of the global batch */
@@ -52,6 +53,7 @@ struct step_result {
     double grad_norm;            /* before clipping */
     bool skipped;                /* the update did not happen: non-finite */
     bool stop, checkpoint, busy; /* agreed by all ranks */
+    double asked;                /* the sum */
 };
 /* Forward and backward of plan->accumulation micro-batches, agreement, update. `progress` (may be
  * NULL) is called after each micro-batch; in a pipeline after its forward and after its backward; where the backend

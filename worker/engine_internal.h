@@ -91,7 +91,7 @@ struct sequence {
 
 /* Host ends of a step's transfers, in memory that a transfer needs no host for. */
 struct host_side {
-    double votes[AGREE_BUSY - AGREE_STOP + 1];
+    double votes[AGREE_ASKED - AGREE_STOP + 1];
     double lr, adam_t;
     struct step_block block;
     double eval[2];

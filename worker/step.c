@@ -160,6 +160,7 @@ static void stage_step(struct engine *e, const struct micro_batch *micro, const 
     e->host->votes[0] = request->stop;
     e->host->votes[AGREE_CHECKPOINT - AGREE_STOP] = request->checkpoint;
     e->host->votes[AGREE_BUSY - AGREE_STOP] = request->busy;
+    e->host->votes[AGREE_ASKED - AGREE_STOP] = request->asked;
 }
 
 /* Rate and votes onto the device; the rest of the agreement starts at zero. */
@@ -229,6 +230,7 @@ static int close_step(struct engine *e, struct step_result *result, struct error
         .stop = block->agree[AGREE_STOP] > 0,
         .checkpoint = block->agree[AGREE_CHECKPOINT] > 0,
         .busy = block->agree[AGREE_BUSY] > 0,
+        .asked = block->agree[AGREE_ASKED],
     };
     return ERR_OK;
 }

@@ -194,7 +194,8 @@ static int one_step(struct run *r, struct error *err)
     struct step_request request = {.lr = schedule_lr(r->spec->optimizer, r->spec->run->steps, n),
                                    .stop = votes.stop,
                                    .checkpoint = votes.checkpoint,
-                                   .busy = votes.busy};
+                                   .busy = votes.busy,
+                                   .asked = votes.asked};
     struct step_result result;
     rc = engine_step(r->engine, micro, &request, &result, report_progress, report, err);
     if (rc)
@@ -205,7 +206,8 @@ static int one_step(struct run *r, struct error *err)
     tell(r, &result, request.lr, &times);
     if (rc)
         return rc;
-    struct agreement_votes joined = {.stop = result.stop, .checkpoint = result.checkpoint, .busy = result.busy};
+    struct agreement_votes joined = {
+        .stop = result.stop, .checkpoint = result.checkpoint, .busy = result.busy, .asked = result.asked};
     struct agreement_actions actions = agreement_settle(&r->agreement, n, &joined);
     if (actions.postponed && r->t->rank == 0)
         report_line(report, "step %" PRId64 ": checkpoint postponed, the last one is still being written", n);

@@ -162,12 +162,13 @@ static int votes(struct engine *e, int rank, void *arg, struct error *err)
     int rc = engine_init_weights(e, err);
     for (int s = 0; s < 4 && !rc; s++) {
         struct step_request request = {
-            .lr = 1e-3, .stop = s == 1 && rank == 1, .checkpoint = s == 2 && rank == 0, .busy = s == 3};
+            .lr = 1e-3, .stop = s == 1 && rank == 1, .checkpoint = s == 2 && rank == 0, .busy = s == 3, .asked = s == 3 ? 1 << 17 : s == rank};
         struct step_result result;
         rc = engine_step(e, micro, &request, &result, count_progress, &progress, err);
         if (rc)
             return rc;
         REQUIRE(result.stop == (s == 1) && result.checkpoint == (s == 2) && result.busy == (s == 3));
+        REQUIRE(result.asked == (s == 3 ? 2 << 17 : s < 2));
         REQUIRE(result.tokens == 2 * c->micro * c->s);
         REQUIRE(progress == 2 * (s + 1));
     }
