@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "daemon/core_internal.h"
+#include "proto/reflect.h"
 
 #define WHAT(w) BOOST__CHECKPOINT_REQUEST__WHAT__##w
 
@@ -18,6 +19,8 @@ struct tool_call {
     bool replied;
     Boost__CheckpointRequest__What what;
     char actor[128], text[512];
+    Boost__TaskReply *said; /* of VERIFY, while what it changed is not durable; with the node that said it */
+    char *node;
 };
 
 static struct checkpoint *checkpoint_of_call(struct core *c, const struct tool_call *x, struct job **job)
@@ -60,7 +63,11 @@ static void changed_late(struct core *c, void *arg, const struct error *err)
 
 static void drop_call(void *arg)
 {
-    free(arg);
+    struct tool_call *x = arg;
+    if (x->said)
+        protobuf_c_message_free_unpacked(&x->said->base, NULL);
+    free(x->node);
+    free(x);
 }
 
 static int pin(struct core *c, struct job *job, struct checkpoint *k, bool on, struct tool_call *x)
@@ -137,15 +144,43 @@ static int delete(struct core *c, struct job *job, struct checkpoint *k, struct 
 
 /* ---- what agents do -------------------------------------------------------------------------- */
 
-static void note_faults(struct core *c, struct job *job, struct checkpoint *k, const struct task *t,
+/* Whether that is news. */
+static bool note_faults(struct core *c, struct job *job, struct checkpoint *k, const struct task *t,
                         const Boost__TaskReply *said)
 {
     if (k->state != CKPT(COMMITTED) || k->damaged == (said->n_faults > 0))
-        return;
+        return false;
     if (said->n_faults)
         checkpoint_damaged(c, job, k, t->node->name, said->faults[0]);
     else /* what was wrong was of a file system for a while, or has been mended */
         checkpoint_sound(c, job, k, t->node->name);
+    return true;
+}
+
+/* Whatever the store does with the news: what was found was found. */
+static void found(struct core *c, void *arg, int rc, const struct error *err)
+{
+    struct tool_call *x = arg;
+    (void)rc;
+    (void)err;
+    answer(c, x, ERR_OK, NULL, x->said, x->node);
+}
+
+static void found_late(struct core *c, void *arg, const struct error *err)
+{
+    found(c, arg, ERR_OK, err);
+}
+
+/* The answer waits for the news that came with it, so that who has it sees them; the call is no longer the task's. */
+static bool answer_behind(struct core *c, struct tool_call *x, struct task *t, const Boost__TaskReply *said)
+{
+    x->said = (Boost__TaskReply *)reflect_clone(&said->base);
+    x->node = strdup(t->node->name);
+    if (!x->said || !x->node)
+        return false;
+    t->drop = NULL;
+    after_durable_or_late(c, found, found_late, x, drop_call);
+    return true;
 }
 
 static void tool_done(struct core *c, struct task *t, int rc, const struct error *err, const Boost__TaskReply *said)
@@ -156,9 +191,10 @@ static void tool_done(struct core *c, struct task *t, int rc, const struct error
     if (k && x->reads) {
         k->readers--;
         x->reads = false;
-        if (!rc && x->what == WHAT(VERIFY))
-            note_faults(c, job, k, t, said);
+        bool news = !rc && x->what == WHAT(VERIFY) && note_faults(c, job, k, t, said);
         checkpoints_retain(c, job);
+        if (news && answer_behind(c, x, t, said))
+            return;
     }
     answer(c, x, rc, err, rc ? NULL : said, t->node->name);
 }

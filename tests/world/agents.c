@@ -341,6 +341,10 @@ static void on_task(struct world *w, struct fake_agent *a, const Boost__Task *t)
         if (a->verify_bad[0] && strstr(t->verify->dir, a->verify_bad))
             code = a->verify_code;
         break;
+    case BOOST__TASK__BODY_CHECKPOINT_TOOL:
+        r.faults = &a->tool_fault;
+        r.n_faults = a->tool_fault != NULL;
+        break;
     case BOOST__TASK__BODY_WRITE_MANIFEST:
         a->manifests++;
         code = a->manifest_code;

@@ -51,6 +51,7 @@ struct fake_agent {
     int preflight_code; /* 0: fine */
     int verify_code;    /* for the paths that contain verify_bad; */
     char verify_bad[64];
+    char *tool_fault; /* that a look at a checkpoint finds; NULL: none */
     int manifest_code;
     const char *failure_text; /* of whichever of these; NULL: some words */
     int mirror_code, delete_code, fetch_code;

@@ -50,6 +50,56 @@ static void damaged_ones_are_skipped_and_said(void **state)
     world_free(w);
 }
 
+static int answered; /* times; with one fault: 100 */
+
+static void on_verified(void *arg, int rc, const struct error *err, const struct core_ckpt *out)
+{
+    (void)arg;
+    if (rc)
+        fail_msg("%s", err->message);
+    assert_string_equal(out->node, "n1");
+    answered += out->n_faults == 1 ? 100 : 1;
+}
+
+/* Who has the answer finds what it says in events and in the registry. */
+static void what_verify_finds_is_durable_before_its_answer(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    Boost__CheckpointRequest q = BOOST__CHECKPOINT_REQUEST__INIT;
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    say_checkpoint(w, a, x, 20);
+    pump(w);
+    const struct core_user user = {.uid = job_of(w, id)->uid, .name = "u"};
+    q.has_what = true;
+    q.what = BOOST__CHECKPOINT_REQUEST__WHAT__VERIFY;
+    q.has_step = true;
+    q.step = 20;
+    answered = 0;
+    core_checkpoint(w->core, job_of(w, id), &q, &user, on_verified, NULL);
+    pump(w);
+    assert_int_equal(answered, 1);
+    static char fault[] = "shard 0 is gone";
+    for (int i = 0; i < 2; i++) {
+        a->tool_fault = i ? NULL : fault;
+        w->store->stuck = true;
+        answered = 0;
+        core_checkpoint(w->core, job_of(w, id), &q, &user, on_verified, NULL);
+        pump(w);
+        assert_int_equal(answered, 0);
+        w->store->stuck = false;
+        pump(w);
+        assert_int_equal(answered, i ? 1 : 100);
+        assert_int_equal(ckpt(w, id, 20, 1)->damaged, !i);
+        assert_int_equal(count_events(w, id, "checkpoint-damaged"), 1);
+        assert_int_equal(count_events(w, id, "checkpoint-sound"), i);
+    }
+    world_free(w);
+}
+
 static void not_reaching_is_not_damage(void **state)
 {
     (void)state;
@@ -278,6 +328,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(damaged_ones_are_skipped_and_said),
+        cmocka_unit_test(what_verify_finds_is_durable_before_its_answer),
         cmocka_unit_test(not_reaching_is_not_damage),
         cmocka_unit_test(retention_keeps_what_it_should),
         cmocka_unit_test(the_one_resumed_from_stays_until_the_next_commit),
