@@ -235,6 +235,8 @@ int checkpoint_open(const Boost__AttemptStart *start, const struct plan *plan, s
     buffer_init(&c->header, SAFETENSORS_MAX_HEADER);
     buffer_init(&c->choices, CHOICES_ROOM);
     char records[PATH_MAX];
+    if (fs_make_dirs(start->checkpoint_dir, 0755, err)) /* for all of the run; what is in the way the first write says */
+        error_clear(err);
     int rc = list_tensors(c, err);
     if (!rc)
         rc = allocate_image(c, err);

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -185,11 +186,30 @@ static int write_data(struct shard_writer *w, struct output *o, uint32_t *crc, s
     return fsync(o->fd) < 0 ? error_errno(err, errno, "cannot write %s: fsync", o->path) : ERR_OK;
 }
 
+/* The step's directory and none above it. Those above are gone where a file system is not mounted any more: what would be
+ * written below its mount point is hidden when it is back, and by then retention has forgotten what is on it. */
+static int make_step_dir(const char *dir, struct error *err)
+{
+    struct stat st;
+    const char *slash = strrchr(dir, '/');
+    if (mkdir(dir, 0755) == 0)
+        return ERR_OK;
+    int errnum = errno;
+    if (errnum == EEXIST && stat(dir, &st) == 0)
+        return S_ISDIR(st.st_mode) ? ERR_OK : error_set(err, ERR_IO, "%s is not a directory", dir);
+    if (errnum == ENOTDIR && slash)
+        return error_set(err, ERR_IO, "%.*s is not a directory", (int)(slash - dir), dir);
+    if (errnum != ENOENT || !slash)
+        return error_errno(err, errnum, "cannot create directory %s", dir);
+    error_set(err, ERR_IO, "%.*s is not there: is its file system mounted?", (int)(slash - dir), dir);
+    return error_hint(err, "to give the job's checkpoints up, make an empty directory of that name");
+}
+
 static int write_shard(struct shard_writer *w, uint32_t *crc, struct error *err)
 {
     const struct shard_job *job = &w->job;
     char path[PATH_MAX], temp[PATH_MAX], parent[PATH_MAX];
-    int rc = fs_make_dirs(job->dir, 0755, err);
+    int rc = make_step_dir(job->dir, err);
     if (!rc)
         rc = fs_join(path, sizeof path, err, job->dir, job->file);
     if (!rc)
@@ -201,7 +221,7 @@ static int write_shard(struct shard_writer *w, uint32_t *crc, struct error *err)
         return error_set(err, ERR_INVALID, "path too long: %s", job->dir);
     const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW;
     struct output o = {.path = temp, .fd = open(temp, flags, 0644)};
-    if (o.fd < 0 && errno == ENOENT && !fs_make_dirs(job->dir, 0755, err)) /* another rank that failed took it away */
+    if (o.fd < 0 && errno == ENOENT && !make_step_dir(job->dir, err)) /* another rank that failed took it away */
         o.fd = open(temp, flags, 0644);
     if (o.fd < 0)
         return error_errno(err, errno, "cannot create %s", temp);

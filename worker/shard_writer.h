@@ -26,7 +26,7 @@ void shard_writer_destroy(struct shard_writer *w);
  * file is written past the page cache, if its file system can. */
 struct shard_job {
     int64_t step;
-    char dir[1024]; /* made if it is not there */
+    char dir[1024]; /* made if it is not there, none above it */
     char file[64];
     const void *data;
     size_t size;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """boostctl ckpt: what verify finds and names, pins, deletion in two phases, retention."""
-import json, os, shutil, subprocess
+import json, os, shutil, signal, subprocess
 import sys
 from pathlib import Path
 
@@ -218,6 +218,30 @@ def test_the_only_one_of_a_job_that_goes_on_stays(c):
     c.ok("cancel", job)
     c.wait_state(job, "CANCELLED", deadline=40)
     c.ok("ckpt", "rm", f"{job}@{ks[0]['step']}")
+
+
+@shared
+def test_a_file_system_that_goes_away_in_the_middle(c):
+    """Nothing is written below its mount point, so nothing takes the place of what is on it."""
+    job = c.submit(job_of(c, steps=1_000_000, every=8, name="away"))
+    wait_until(lambda: len(committed(c, job)) >= 2, 20, "two checkpoints")
+    base = os.path.dirname(committed(c, job)[-1]["path"])
+    os.rename(base, base + ".away")
+    wait_until(lambda: "is not there" in c.status(job)["info"], 20, "why there is no checkpoint")
+    events = [e["text"] for e in c.json("events", job)["events"] if e["kind"] == "checkpoint-abandoned"]
+    assert any(f"{base} is not there" in x for x in events), events
+    step = c.status(job)["step"]
+    wait_until(lambda: c.status(job)["step"] > step, 20, "training that goes on")
+    assert not os.path.exists(base)
+    for pid in c.rank_pids(job, 1).values():
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: "mounted" in c.status(job)["info"] and c.status(job)["state"] != "RUNNING", 20, "the wait")
+    newest = committed(c, job)[-1]["step"]
+    os.rename(base + ".away", base)
+    wait_until(lambda: len(attempts(c, job)) > 1 and attempts(c, job)[-1]["from_step"] == newest, 20, "the next attempt")
+    wait_until(lambda: committed(c, job)[-1]["step"] > newest, 20, "the next checkpoint")
+    assert "does not verify" not in c.ok("events", job)
+    c.ok("cancel", "--now", job)
 
 
 @shared

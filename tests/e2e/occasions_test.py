@@ -144,7 +144,8 @@ def test_a_write_that_fails_is_told(c):
     c.ok("checkpoint", job)
     wait_until(lambda: "no checkpoint" in c.status(job)["info"], 20, "the failure in status")
     told(job, "RUNNING")
-    path.unlink()  # mended: the next one is written
+    path.unlink()
+    path.mkdir()  # mended: the next one is written
     c.ok("checkpoint", job)
     wait_until(lambda: committed(c, job), 20, "the next checkpoint")
     assert "no checkpoint" not in c.status(job)["info"]
