@@ -289,7 +289,8 @@ $(filter-out $(addprefix $(BUILD)/bench/,core_bench mirror_bench),$(BENCHES)): $
 .PHONY: all setup tests test test-full test-system soak bench gpu-bundle demo lint clean FORCE
 setup:
 	@sh deploy/setup.sh
-tests: $(addprefix $(BUILD)/bench/,mirror_bench comm_bench rank_bench) $(UNIT_TESTS) $(ISSUE_TESTS) $(FAKES) $(SIMULATOR) $(GPU_PROGRAMS)
+tests: $(addprefix $(BUILD)/bench/,mirror_bench comm_bench rank_bench)
+tests: $(UNIT_TESTS) $(ISSUE_TESTS) $(FAKES) $(SIMULATOR) $(GPU_PROGRAMS)
 test: setup
 	@$(MAKE) --no-print-directory all tests
 	@python3 tests/run.py --build $(BUILD)

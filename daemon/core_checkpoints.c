@@ -456,14 +456,14 @@ static void manifest_done(struct core *c, struct task *t, int rc, const struct e
     attempt_try_close(c, job);
 }
 
-/* An outage of its store is not to leave it there for good. */
+/* An outage of its store is not to leave it there for good. The files here go first, and may be what stays. */
 static void copy_stays(struct core *c, struct job *job, struct checkpoint *k, const struct error *err)
 {
     char note[700];
     int64_t ns = CORE_RETRY_NS;
     for (int i = 1; i < k->tries && ns < COPY_RETRY_MAX_NS; i++)
         ns *= 2;
-    snprintf(note, sizeof note, "its copy is not deleted yet: %.400s%s%.200s%s", err->message, *err->hint ? " (" : "",
+    snprintf(note, sizeof note, "not deleted yet: %.400s%s%.200s%s", err->message, *err->hint ? " (" : "",
              err->hint, *err->hint ? ")" : "");
     text_set(&k->mirror_note, note);
     mark_checkpoint(c, job, k);

@@ -13,7 +13,12 @@
 #include "proto/reflect.h"
 #include "worker/ckpt_weights.h"
 
-enum { MANIFEST_MAX = 16 << 20 /* of 65536 shards; parsed it takes 30 times that */, SPEC_ARENA = 64 << 20, READ_AT_ONCE = 1 << 16, ANY_LENGTH = 64 };
+enum {
+    MANIFEST_MAX = 16 << 20, /* of 65536 shards; parsed it takes 30 times that */
+    SPEC_ARENA = 64 << 20,
+    READ_AT_ONCE = 1 << 16,
+    ANY_LENGTH = 64,
+};
 
 static const char *digits(const char *at, int64_t *value)
 {

@@ -12,7 +12,8 @@
 #include "worker/checkpoint.h"
 #include "worker/safetensors.h"
 
-enum { TRAINED = 20, MORE = 3, AGAIN = 2, IO_TEXT = 256, STATE = 1 << STATE_WEIGHT | 1 << STATE_MOMENT1 | 1 << STATE_MOMENT2 };
+enum { TRAINED = 20, MORE = 3, AGAIN = 2, IO_TEXT = 256 };
+enum { STATE = 1 << STATE_WEIGHT | 1 << STATE_MOMENT1 | 1 << STATE_MOMENT2 };
 
 /* Of a replica's share: the buffers that are cut have holes between tensors, to align them. */
 static const double UNEVEN = 0.02;
@@ -475,7 +476,8 @@ static void every_pair(void **state)
 
 /* ---- replicas share what they hold ---- */
 
-/* A model that is large beside the holes that align tensors, with a vocabulary that is not padded. With 0 and with 1 each replica writes its 1/dp. */
+/* A model that is large beside the holes that align tensors, with a vocabulary that is not padded. With zero 0 and with
+ * zero 1 each replica writes its 1/dp. */
 static void replicas_write_even_shares(void **state)
 {
     (void)state;
