@@ -157,6 +157,15 @@ static int check_and_sum(const struct shard_job *job, size_t from, size_t to, ui
     return ERR_OK;
 }
 
+/* At most what the cap gives in a second: a writer that shows no progress for longer is taken to hang. */
+static size_t capped_piece(double mib_s)
+{
+    double second = mib_s * 1048576.0;
+    if (second >= PIECE_CAPPED)
+        return PIECE_CAPPED;
+    return second <= DIRECT_ALIGN ? DIRECT_ALIGN : (size_t)second / DIRECT_ALIGN * DIRECT_ALIGN;
+}
+
 static int write_data(struct shard_writer *w, struct output *o, uint32_t *crc, struct error *err)
 {
     const struct shard_job *job = &w->job;
@@ -164,7 +173,7 @@ static int write_data(struct shard_writer *w, struct output *o, uint32_t *crc, s
     size_t synced = 0;
     *crc = 0;
     for (size_t done = 0; done < job->size;) {
-        size_t piece = w->pace.mib_s > 0 ? PIECE_CAPPED : o->direct ? PIECE : PIECE_CACHED;
+        size_t piece = w->pace.mib_s > 0 ? capped_piece(w->pace.mib_s) : o->direct ? PIECE : PIECE_CACHED;
         size_t n = job->size - done < piece ? job->size - done : piece;
         int rc = check_and_sum(job, done, done + n, crc, err);
         if (!rc)

@@ -307,6 +307,26 @@ static void the_cap_holds_at_any_time(void **state)
     shard_writer_destroy(w);
 }
 
+/* Else its rank is taken to hang: 64 KiB/s bring something every second, and 1 KiB/s 4 KiB at a time. */
+static void a_low_cap_shows_progress(void **state)
+{
+    (void)state;
+    static const struct {
+        double mib_s;
+        size_t piece;
+    } caps[] = {{64 / 1024.0, 64 << 10}, {1 / 1024.0, 4 << 10}};
+    for (size_t i = 0; i < 2; i++) {
+        uint64_t bytes = 0, first = 0;
+        struct shard_writer *w = open_writer((struct shard_pace){.mib_s = caps[i].mib_s}, &bytes);
+        struct shard_job job = job_of((int64_t)i + 1, memory, 8 * MIB);
+        shard_writer_start(w, &job);
+        while (!(first = __atomic_load_n(&bytes, __ATOMIC_RELAXED)) && shard_writer_busy(w))
+            nanosleep(&(struct timespec){.tv_nsec = NS_PER_MS}, NULL);
+        assert_true(first > 0 && first % caps[i].piece == 0 && first <= 4 * caps[i].piece);
+        shard_writer_destroy(w);
+    }
+}
+
 /* The clocks are the writer's own, read in its checks: so much time has passed as its share of it asks for. Half of it
  * is left for what it does between its look at the clock and ours. */
 static void it_takes_its_share_of_a_processor(void **state)
@@ -355,6 +375,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_write_that_is_cut_leaves_nothing, set_up, tear_down),
         cmocka_unit_test_setup_teardown(one_file_at_a_time, set_up, tear_down),
         cmocka_unit_test_setup_teardown(the_cap_holds_at_any_time, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_low_cap_shows_progress, set_up, tear_down),
         cmocka_unit_test_setup_teardown(it_takes_its_share_of_a_processor, set_up, tear_down),
         cmocka_unit_test_setup_teardown(who_waits_is_not_kept_waiting, set_up, tear_down),
     };
