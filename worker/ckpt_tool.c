@@ -38,9 +38,30 @@ static int verify(const struct arguments *a, struct error *err)
     return rc;
 }
 
+static void keep_first(void *arg, const char *text)
+{
+    struct error *first = arg;
+    if (!first->code)
+        (void)error_set(first, ERR_CORRUPT, "%s", text);
+}
+
+/* A bit that has turned would go into the other form, and nothing would tell of it there. */
+static int check_whole(const char *dir, struct error *err)
+{
+    struct error first;
+    error_clear(&first);
+    int rc = ckpt_verify(dir, false, keep_first, &first, err);
+    if (rc || !first.code)
+        return rc;
+    error_set(err, ERR_CORRUPT, "%s is damaged: %s", dir, first.message);
+    return error_hint(err, "take another one: boostctl ckpt ls, ckpt verify");
+}
+
 static int export(const struct arguments *a, struct error *err)
 {
-    int rc = hf_export(a->from, a->to, a->bf16 ? DTYPE_BF16 : DTYPE_F32, a->max_file_mib << 20, err);
+    int rc = check_whole(a->from, err);
+    if (!rc)
+        rc = hf_export(a->from, a->to, a->bf16 ? DTYPE_BF16 : DTYPE_F32, a->max_file_mib << 20, err);
     if (!rc)
         printf("%s is exported to %s\n", a->from, a->to);
     return rc;
@@ -75,7 +96,9 @@ static int model(const struct arguments *a, struct error *err)
 static int convert(const struct arguments *a, struct error *err)
 {
     char path[PATH_MAX];
-    int rc = ckpt_convert(a->from, a->to, a->rank, path, sizeof path, err);
+    int rc = check_whole(a->from, err);
+    if (!rc)
+        rc = ckpt_convert(a->from, a->to, a->rank, path, sizeof path, err);
     if (!rc)
         printf("%s is converted to %s\n", a->from, path);
     return rc;

@@ -118,6 +118,23 @@ def test_models_that_cannot_be_are_damage(c):
         assert r.returncode == 1 and "manifest.json" in r.stderr and not (c.dir / "never").exists(), (field, value, r)
 
 
+@shared
+def test_a_turned_bit_is_not_carried_on(c):
+    _, path = trained(c)
+    directory = c.dir / "turned" / Path(path).name
+    shutil.copytree(path, directory)
+    shard = next(directory.glob("rank-*"))
+    with open(shard, "r+b") as f:
+        f.seek(-100, os.SEEK_END)
+        byte = f.read(1)[0]
+        f.seek(-100, os.SEEK_END)
+        f.write(bytes([byte ^ 1]))
+    for verb, options in (("export", ()), ("convert", ("--rank", 4))):
+        r = tool(verb, *options, directory, c.dir / verb)
+        assert r.returncode == 1 and f"{shard.name} is damaged: its CRC-32C" in r.stderr, (verb, r)
+        assert not (c.dir / verb).exists()
+
+
 def test_many_tools_hold_nothing_up():
     """Exports that hang take no thread from a job, and all of them get their turn."""
     with Cluster(agents=0) as c:
