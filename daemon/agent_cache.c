@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "proto/base/fs.h"
+#include "proto/jobfile.h"
 
 enum {
     CHUNK = 1 << 20,
@@ -29,11 +30,6 @@ enum {
 static const char sum_mark[] = "#sha256=", part_end[] = ".part", gone_end[] = ".gone";
 
 /* ---- names ---- */
-
-bool cache_is_url(const char *path)
-{
-    return path && strstr(path, "://");
-}
 
 const char *cache_path_at(const Boost__JobSpec *spec, size_t i)
 {
@@ -64,7 +60,7 @@ static bool has_password(const char *url)
 
 const char *cache_shown(const char *path)
 {
-    return cache_is_url(path) && has_password(path) ? "(a URL with a password)" : path;
+    return jobfile_is_url(path) && has_password(path) ? "(a URL with a password)" : path;
 }
 
 int cache_item_parse(const char *path, struct cache_item *out, struct error *err)
@@ -238,7 +234,7 @@ static bool in_use(const struct cache *c, const struct buffer *orders, const cha
     for (size_t i = 0; cache_path_at(c->spec, i); i++) {
         struct cache_item item = {0};
         const char *path = cache_path_at(c->spec, i);
-        bool same = cache_is_url(path) && !cache_item_parse(path, &item, NULL) &&
+        bool same = jobfile_is_url(path) && !cache_item_parse(path, &item, NULL) &&
                     !strncmp(name, item.name, strlen(item.name));
         free(item.url);
         if (same)

@@ -19,7 +19,6 @@
 #include "proto/base/error.h"
 #include "proto/job.pb-c.h"
 
-bool cache_is_url(const char *path);
 /* For messages: without what may be a password. */
 const char *cache_shown(const char *path);
 

@@ -9,6 +9,7 @@
 #include "daemon/agent_cache.h"
 #include "daemon/agent_init.h"
 #include "proto/base/fs.h"
+#include "proto/jobfile.h"
 #include "proto/reflect.h"
 
 /* The i-th file of the job, training files first; NULL: no more. */
@@ -22,13 +23,13 @@ static Boost__TokenFile *file_at(const Boost__JobSpec *spec, size_t i)
 
 static bool is_file_url(const Boost__JobSpec *spec, size_t i)
 {
-    return cache_is_url(file_at(spec, i)->path);
+    return jobfile_is_url(file_at(spec, i)->path);
 }
 
 bool data_has_urls(const Boost__JobSpec *spec)
 {
     for (size_t i = 0; spec && cache_path_at(spec, i); i++)
-        if (cache_is_url(cache_path_at(spec, i)))
+        if (jobfile_is_url(cache_path_at(spec, i)))
             return true;
     return false;
 }
@@ -41,7 +42,7 @@ int data_local(const Boost__JobSpec *spec, Boost__JobSpec **out, struct error *e
         Boost__TokenFile *f = file_at(copy, i);
         struct cache_item item = {0};
         char *path = NULL;
-        if (!cache_is_url(f->path))
+        if (!jobfile_is_url(f->path))
             continue;
         rc = cache_item_parse(f->path, &item, err);
         if (!rc && asprintf(&path, "%s/%s", copy->data->cache_dir, item.name) < 0)

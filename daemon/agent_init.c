@@ -14,6 +14,7 @@
 #include "daemon/agent_preflight.h"
 #include "daemon/agent_tool.h"
 #include "proto/base/fs.h"
+#include "proto/jobfile.h"
 #include "worker/plan/plan.h"
 
 enum { MANIFEST_ARENA = 256 << 20, FILES_MAX = 4096 };
@@ -31,7 +32,7 @@ struct init {
 static const Boost__InitFrom *from_of(const Boost__JobSpec *spec)
 {
     const Boost__InitFrom *from = spec->checkpoint ? spec->checkpoint->init_from : NULL;
-    return from && cache_is_url(from->path) ? from : NULL;
+    return from && jobfile_is_url(from->path) ? from : NULL;
 }
 
 static int parse(const Boost__JobSpec *spec, struct init *out, struct error *err)

@@ -16,6 +16,7 @@
 #include "daemon/keeper.h"
 #include "daemon/log.h"
 #include "proto/base/fs.h"
+#include "proto/jobfile.h"
 
 enum {
     LOG_TAIL = 400,
@@ -83,7 +84,7 @@ static int local_resume(Boost__AttemptStart *start, Boost__CheckpointRef *resume
                         struct error *err)
 {
     bool has = false;
-    if (!start->resume || !start->resume->path || !strstr(start->resume->path, "://"))
+    if (!start->resume || !jobfile_is_url(start->resume->path))
         return ERR_OK;
     int rc = init_local(start->spec, path, &has, err);
     *resume = *start->resume;

@@ -21,6 +21,7 @@
 #include "daemon/agent_user.h"
 #include "proto/base/clock.h"
 #include "proto/base/fs.h"
+#include "proto/jobfile.h"
 #include "proto/json.h"
 #include "proto/reflect.h"
 #include "proto/tokenfile.h"
@@ -34,7 +35,7 @@ static int check_data_file(const char *path, Boost__Format__Value format, int64_
     struct token_file f;
     if (!path || !*path)
         return error_set(err, ERR_INVALID, "a data file has no path");
-    if (strstr(path, "://"))
+    if (jobfile_is_url(path))
         return ERR_OK; /* agent_data looks at it, and an attempt has a file in its place */
     int rc = token_file_open(&f, path, format, seq_len, INT32_MAX, err);
     if (!rc)
@@ -188,7 +189,7 @@ int agent_preflight_init(const Boost__JobSpec *spec, char *worker, uint32_t uid,
     struct as_user user;
     struct arena mem;
     Boost__JobSpec *was = NULL;
-    if (!from || !from->path || !*from->path || strstr(from->path, "://"))
+    if (!from || !from->path || !*from->path || jobfile_is_url(from->path))
         return ERR_OK; /* what is fetched, agent_init looks at */
     const char *name = strrchr(from->path, '/');
     int64_t step;

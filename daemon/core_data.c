@@ -6,13 +6,14 @@
 #include <string.h>
 
 #include "daemon/core_internal.h"
+#include "proto/jobfile.h"
 
 #define FRESH_NS (300 * NS_PER_S) /* below what agents let files be that nobody uses: YOUNG_S of agent_cache.c */
 
 static bool any_url(Boost__TokenFile *const *files, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        if (files[i]->path && strstr(files[i]->path, "://"))
+        if (jobfile_is_url(files[i]->path))
             return true;
     return false;
 }

@@ -9,6 +9,7 @@
 
 #include "daemon/core_internal.h"
 #include "proto/base/buffer.h"
+#include "proto/jobfile.h"
 #include "worker/plan/plan.h"
 
 const char *init_path(const Boost__JobSpec *resolved)
@@ -20,7 +21,7 @@ const char *init_path(const Boost__JobSpec *resolved)
 const char *init_url(const Boost__JobSpec *resolved)
 {
     const char *path = init_path(resolved);
-    return path && strstr(path, "://") ? path : NULL;
+    return jobfile_is_url(path) ? path : NULL;
 }
 
 bool init_is_verified(const Boost__JobSpec *resolved)

@@ -239,9 +239,14 @@ static int walk_paths(Boost__JobSpec *spec, struct path_walk *walk, struct error
     return rc;
 }
 
+bool jobfile_is_url(const char *path)
+{
+    return path && strstr(path, "://");
+}
+
 static bool is_relative(const char *path)
 {
-    return path && *path && *path != '/' && !strstr(path, "://");
+    return path && *path && *path != '/' && !jobfile_is_url(path);
 }
 
 static int make_absolute(struct path_walk *walk, char **path, const char *field, struct error *err)

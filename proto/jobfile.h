@@ -44,9 +44,11 @@ MUST_USE int jobfile_save(const Boost__JobSpec *spec, const char *path, enum job
  * string makes it absent. What it makes lives in `a`, which must live as long as the spec. */
 MUST_USE int jobfile_set(Boost__JobSpec *spec, struct arena *a, const char *assignment, struct error *err);
 
+/* Whether such a path is a URL ("://"), which an agent fetches; NULL is none. */
+bool jobfile_is_url(const char *path);
 /* Makes the paths that the client means absolute against `cwd`: data.train and eval, data.cache_dir,
  * checkpoint.dir, checkpoint.init_from.path (not "job:..."), workdir, run.tensorboard_dir,
- * notify.secret_file. URLs (with "://"), empty and absolute ones stay. New strings live in `a`. */
+ * notify.secret_file. URLs, empty and absolute ones stay. New strings live in `a`. */
 MUST_USE int jobfile_absolute_paths(Boost__JobSpec *spec, struct arena *a, const char *cwd, struct error *err);
 /* ERR_INVALID naming the first of these that is relative: what a server says to a client that did not do it. */
 MUST_USE int jobfile_check_paths(const Boost__JobSpec *spec, struct error *err);

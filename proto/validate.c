@@ -9,6 +9,7 @@
 #include "proto/base/number.h"
 #include "proto/constraint.h"
 #include "proto/dependency.h"
+#include "proto/jobfile.h"
 #include "proto/nodelist.h"
 #include "proto/reflect.h"
 
@@ -452,7 +453,7 @@ static void check_urls(struct faults *all, const Boost__Data *d, Boost__TokenFil
 {
     for (size_t i = 0; i < n; i++) {
         const char *path = files[i]->path ? files[i]->path : "", *end = path + strcspn(path, "?#");
-        if (!strstr(path, "://"))
+        if (!jobfile_is_url(path))
             continue;
         if (!d->cache_dir || !*d->cache_dir)
             fault(all, "set data.cache_dir to a directory of each node, where files by URL are kept",
@@ -504,11 +505,11 @@ static void check_checkpoint(struct faults *all, const Boost__Checkpoint *c, con
               "checkpoint.interval SECONDS needs checkpoint.every_seconds");
     if (c->mirror && *c->mirror && strncmp(c->mirror, "s3://", 5) != 0)
         fault(all, "write mirror: \"s3://bucket/prefix\"", "checkpoint.mirror is not an s3:// address");
-    if (c->dir && strstr(c->dir, "://"))
+    if (jobfile_is_url(c->dir))
         fault(all, "set checkpoint.dir to a directory that all nodes see, and checkpoint.mirror to s3://bucket/prefix for "
               "copies", "checkpoint.dir is a URL: ranks write into directories alone");
     const Boost__InitFrom *from = c->init_from;
-    if (from && from->path && strstr(from->path, "://") && (!d || !d->cache_dir || !*d->cache_dir))
+    if (from && jobfile_is_url(from->path) && (!d || !d->cache_dir || !*d->cache_dir))
         fault(all, "set data.cache_dir to a directory of each node, where files by URL are kept",
               "checkpoint.init_from.path is a URL and needs data.cache_dir");
     if (from && from->weights_only && (!from->path || !*from->path))

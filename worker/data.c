@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/jobfile.h"
+
 /* More files than this are opened anew for each window, so that a rank stays far below its limit of descriptors. */
 enum { KEPT_OPEN = 64 };
 
@@ -18,7 +20,7 @@ static int open_set(struct token_set *set, Boost__TokenFile **files, size_t n, c
     for (size_t i = 0; i < n; i++) {
         if (!files[i]->path)
             return error_set(err, ERR_INVALID, "data.%s[%zu] has no path", what, i);
-        if (strstr(files[i]->path, "://")) {
+        if (jobfile_is_url(files[i]->path)) {
             error_set(err, ERR_UNSUPPORTED, "data.%s[%zu]: %s is fetched by boost-agent, not by a rank", what, i,
                       files[i]->path);
             return error_hint(err, "name a file of this machine, or submit the job");

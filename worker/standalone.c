@@ -113,7 +113,7 @@ static const char *starts_from(const struct standalone *s, const Boost__JobSpec 
         error_hint(err, "name the directory, which boostctl ckpt ls shows");
         return NULL;
     }
-    if (strstr(from->path, "://")) {
+    if (jobfile_is_url(from->path)) {
         error_set(err, ERR_UNSUPPORTED, "checkpoint.init_from.path = %s: agents fetch URLs, nobody else", from->path);
         error_hint(err, "submit the job, or fetch the directory and name it");
         return NULL;
