@@ -230,8 +230,12 @@ static int write_shard(struct shard_writer *w, uint32_t *crc, struct error *err)
         return error_set(err, ERR_INVALID, "path too long: %s", job->dir);
     const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW;
     struct output o = {.path = temp, .fd = open(temp, flags, 0644)};
-    if (o.fd < 0 && errno == ENOENT && !make_step_dir(job->dir, err)) /* another rank that failed took it away */
+    if (o.fd < 0 && errno == ENOENT) { /* another rank that failed took it away */
+        rc = make_step_dir(job->dir, err);
+        if (rc)
+            return rc;
         o.fd = open(temp, flags, 0644);
+    }
     if (o.fd < 0)
         return error_errno(err, errno, "cannot create %s", temp);
     if (job->size >= PIECE)
