@@ -399,6 +399,13 @@ static bool same_etag(const char *etag_path, const struct fetch_info *info)
     return same;
 }
 
+int cache_of_disk(int rc, struct error *err)
+{
+    if (rc == ERR_NOT_FOUND)
+        err->code = rc = ERR_IO;
+    return rc;
+}
+
 /* How much of an earlier try can be gone on with. */
 static int64_t begun(const char *etag_path, const struct fetch_info *info, int fd)
 {
@@ -414,13 +421,13 @@ static int fetch_part(struct cache *c, const struct cache_file *f, const char *p
     const struct fetch_source from = source_of(c, f->url);
     int fd = open(part, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600); /* keys may have been needed */
     if (fd < 0)
-        return error_errno(err, errno, "cannot write %s", part);
+        return cache_of_disk(error_errno(err, errno, "cannot write %s", part), err);
     int64_t before = begun(etag, &f->info, fd), have = before;
     int rc = ftruncate(fd, have) < 0 ? error_errno(err, errno, "cannot write %s", part) : ERR_OK;
     if (!rc)
         rc = make_room(c, f->url, f->info.bytes, have, err);
     if (!rc)
-        rc = fs_write_atomic(etag, f->info.etag, strlen(f->info.etag), 0600, err);
+        rc = cache_of_disk(fs_write_atomic(etag, f->info.etag, strlen(f->info.etag), 0600, err), err);
     int64_t known = f->info.bytes, most = known < 0 && c->max ? c->max : INT64_MAX;
     if (!rc)
         rc = fetch_rest(&from, fd, &have, known, most, f->info.etag, err);
@@ -448,12 +455,12 @@ static int fetch_file(struct cache *c, struct cache_file *f, int64_t *moved, str
     snprintf(parent, sizeof parent, "%.*s", (int)(strrchr(f->path, '/') - f->path), f->path);
     int rc = fetch_part(c, f, part, etag, moved, err);
     if (!rc && f->keep_etag)
-        rc = fs_write_atomic(kept, f->info.etag, strlen(f->info.etag), 0600, err);
+        rc = cache_of_disk(fs_write_atomic(kept, f->info.etag, strlen(f->info.etag), 0600, err), err);
     if (!rc && rename(part, f->path) < 0)
-        rc = error_errno(err, errno, "cannot rename %s", part);
+        rc = cache_of_disk(error_errno(err, errno, "cannot rename %s", part), err);
     if (!rc) {
         unlink(etag);
-        rc = fs_sync_dir(parent, err);
+        rc = cache_of_disk(fs_sync_dir(parent, err), err);
     }
     return rc;
 }

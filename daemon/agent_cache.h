@@ -78,5 +78,8 @@ MUST_USE int cache_fetch(struct cache *c, struct cache_file *files, size_t n, in
 /* Is this whole and the user's (or root's)? It counts as used now. */
 bool cache_has(const struct cache *c, const char *path, bool directory);
 int cache_too_large(const struct cache *c, const char *url, int64_t bytes, struct error *err);
+/* What was not found on the disk is no file of the job's that is missing, but a cache that somebody empties meanwhile:
+ * ERR_IO in place of ERR_NOT_FOUND, so that the job is tried again. */
+int cache_of_disk(int rc, struct error *err);
 
 #endif

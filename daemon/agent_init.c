@@ -278,7 +278,7 @@ static int keep_manifest(const char *part, const char *dir, const struct buffer 
     rc = fs_remove_tree(part, err);
     if (!rc)
         rc = fs_make_dirs(dir, 0777, err);
-    return rc ? rc : fs_write_durable(path, manifest->data, len, 0600, err);
+    return rc ? rc : cache_of_disk(fs_write_durable(path, manifest->data, len, 0600, err), err);
 }
 
 static int verify(struct cache *c, const struct init *x, char *worker, char *dir, struct arena *mem, struct error *err)
@@ -314,7 +314,7 @@ static int fetch_checkpoint(struct cache *c, const struct init *x, char *worker,
         if (!rc)
             rc = fetch_list(c, x, &l, dir, false, moved, err);
         if (!rc)
-            rc = verify(c, x, worker, dir, mem, err);
+            rc = cache_of_disk(verify(c, x, worker, dir, mem, err), err);
         again = rc == ERR_CORRUPT && carried; /* what an earlier try had left may be what is wrong */
         if (rc == ERR_CORRUPT && fs_remove_tree(part, &ignored) == ERR_OK && again)
             rc = ERR_OK;
@@ -333,7 +333,7 @@ static int fetch_weights(struct cache *c, const struct init *x, const char *part
         rc = fetch_list(c, x, &l, part, true, moved, err);
     for (size_t i = 0; !rc && i < l.n; i++) {
         if (snprintf(path, sizeof path, "%s/%s.etag", part, l.names[i]) < (int)sizeof path && unlink(path) < 0)
-            rc = error_errno(err, errno, "cannot remove %s", path);
+            rc = cache_of_disk(error_errno(err, errno, "cannot remove %s", path), err);
     }
     return rc;
 }
@@ -382,9 +382,9 @@ int init_fetch(struct cache *c, char *worker_path, int64_t *moved, struct error 
         rc = x.step ? fetch_checkpoint(c, &x, worker_path, part, moved, &mem, err)
                     : fetch_weights(c, &x, part, moved, &mem, err);
     if (!rc && rename(part, path) < 0)
-        rc = error_errno(err, errno, "cannot rename %s", part);
+        rc = cache_of_disk(error_errno(err, errno, "cannot rename %s", part), err);
     if (!rc)
-        rc = fs_sync_dir(c->dir, err);
+        rc = cache_of_disk(fs_sync_dir(c->dir, err), err);
     if (!rc)
         rc = cache_has(c, path, true) ? continues(c, &x, worker_path, path, &mem, err)
                                       : error_set(err, ERR_IO, "%s is not there", path);

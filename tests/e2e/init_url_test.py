@@ -145,6 +145,17 @@ def test_agent_killed_in_the_middle_goes_on(c):
 
 
 @shared
+def test_a_cache_that_is_emptied_meanwhile_is_filled_again(c):
+    url = put_copy(c, "emptied")
+    with store.lock:
+        store.faults[:] = [{"method": "GET", "match": "emptied/", "skip": 2, "delay": 1, "times": 1}]
+    job = c.submit(*from_url(c, url, "emptied", cache="emptied"))
+    wait_until(lambda: [r for r in gets("emptied/step") if ".safetensors" in r], 20, "a shard is asked for")
+    shutil.rmtree(c.dir / "emptied")
+    c.wait_state(job, "COMPLETED")  # HELD would not do: that says something about the job
+
+
+@shared
 def test_what_is_damaged_is_not_started_from(c):
     def flip(file, data):
         return data[:-1] + bytes([data[-1] ^ 1]) if "rank-1" in file or "00001" in file else data
