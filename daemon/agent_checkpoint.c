@@ -320,10 +320,14 @@ int checkpoint_verify(const Boost__VerifyCheckpoint *o, struct error *err)
     return rc ? error_context(err, "checkpoint of step %" PRId64 ", attempt %d", o->step, o->attempt) : ERR_OK;
 }
 
-static void add_fault(struct arena *mem, char **list, size_t *n, const struct error *err)
+/* What cannot be looked at (EIO, EACCES) is not damaged by that: ERR_OK, or the error that says nothing about the files. */
+static int add_fault(struct arena *mem, char **list, size_t *n, const struct error *err)
 {
+    if (err->code != ERR_CORRUPT && err->code != ERR_NOT_FOUND && err->code != ERR_INVALID)
+        return (int)err->code;
     list[*n] = arena_strdup(mem, err->message);
     *n += list[*n] != NULL;
+    return ERR_OK;
 }
 
 int checkpoint_faults(const Boost__VerifyCheckpoint *o, struct arena *mem, char ***faults, size_t *n, struct error *err)
@@ -338,13 +342,15 @@ int checkpoint_faults(const Boost__VerifyCheckpoint *o, struct arena *mem, char 
         rc = not_there(o->dir, err);
     if (rc)
         return rc;
-    if (load_manifest(o->dir, o->step, o->attempt, &manifest, &what))
-        add_fault(mem, *faults, n, &what);
+    error_clear(err);
+    if (load_manifest(o->dir, o->step, o->attempt, &manifest, &what) && add_fault(mem, *faults, n, &what))
+        *err = what;
     json_decref(manifest);
     for (size_t i = 0; i < o->n_shards; i++)
-        if (check_shard(o->dir, o->shards[i]->file, o->shards[i]->bytes, o->shards[i]->crc32c, true, &what))
-            add_fault(mem, *faults, n, &what);
-    return ERR_OK;
+        if (check_shard(o->dir, o->shards[i]->file, o->shards[i]->bytes, o->shards[i]->crc32c, true, &what) &&
+            add_fault(mem, *faults, n, &what))
+            *err = what;
+    return *n ? ERR_OK : (int)err->code;
 }
 
 /* Of a manifest of `dir`. */

@@ -25,6 +25,7 @@ struct verifying {
     void *arg;
     int faults;
     bool skipped; /* a shard of which nothing more can be said */
+    struct error *err; /* the first of what says nothing about the files; code 0: none */
 };
 
 static void PRINTF_LIKE(2, 3) tell(struct verifying *v, const char *fmt, ...)
@@ -39,6 +40,22 @@ static void PRINTF_LIKE(2, 3) tell(struct verifying *v, const char *fmt, ...)
             *c = ' ';
     v->fault(v->arg, text);
     v->faults++;
+}
+
+/* Damage is what the files are. That they cannot be looked at (EIO, EACCES, no memory) passes: who took it for damage
+ * would go on from an older one, and delete this one in time. */
+static void PRINTF_LIKE(3, 4) tell_or_fail(struct verifying *v, const struct error *why, const char *fmt, ...)
+{
+    char text[1024];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    v->skipped = true;
+    if (why->code == ERR_CORRUPT || why->code == ERR_NOT_FOUND || why->code == ERR_INVALID)
+        tell(v, "%s", text);
+    else if (!v->err->code)
+        error_set(v->err, why->code, "%s", text);
 }
 
 /* ---- one shard ---- */
@@ -71,7 +88,7 @@ static void check_sum(struct verifying *v, const char *path, const char *file, u
     struct error err;
     uint32_t found;
     if (sum_of(path, &found, &err))
-        tell(v, "%s: %s", file, err.message);
+        tell_or_fail(v, &err, "%s: %s", file, err.message);
     else if (found != want)
         tell(v, "%s is damaged: its CRC-32C is %08x, %08x was written", file, found, want);
 }
@@ -80,14 +97,20 @@ static void check_sum(struct verifying *v, const char *path, const char *file, u
 static bool there(struct verifying *v, const char *path, const char *file, int64_t bytes)
 {
     struct stat st;
-    bool missing = lstat(path, &st) < 0, regular = !missing && S_ISREG(st.st_mode);
+    struct error err;
+    bool missing = lstat(path, &st) < 0, gone = missing && (errno == ENOENT || errno == ENOTDIR), regular = !missing && S_ISREG(st.st_mode);
     if (!missing && regular && st.st_size == bytes)
         return true;
     v->skipped = true;
+    if (missing && !gone) {
+        error_errno(&err, errno, "cannot look at %s", path);
+        tell_or_fail(v, &err, "%s", err.message);
+        return false;
+    }
     if (v->headers_only)
         return false;
     if (missing)
-        tell(v, "%s is missing: %s", file, strerror(errno));
+        tell(v, "%s is missing", file);
     else if (!regular)
         tell(v, "%s is not a regular file", file);
     else
@@ -152,8 +175,7 @@ static void check_shard(struct verifying *v, const json_t *s, int64_t world)
     if (!v->headers_only)
         check_sum(v, path, file, (uint32_t)json_integer_value(json_object_get(s, "crc32c")));
     if (safetensors_open(&f, path, &err)) {
-        tell(v, "%s", err.message);
-        v->skipped = true;
+        tell_or_fail(v, &err, "%s", err.message);
         return;
     }
     int before = v->faults;
@@ -214,7 +236,7 @@ static void check_coverage(struct verifying *v)
 {
     struct error err;
     if (ckpt_dir_index(&v->dir, &err)) {
-        tell(v, "%s", err.message);
+        tell_or_fail(v, &err, "%s", err.message);
         return;
     }
     int told = 0, kinds = shard_index_weights_only(v->dir.index) ? 1 : SHARD_KINDS;
@@ -228,7 +250,9 @@ static void check_coverage(struct verifying *v)
 
 int ckpt_verify(const char *dir, bool headers_only, ckpt_fault_fn fault, void *arg, struct error *err)
 {
-    struct verifying v = {.headers_only = headers_only, .fault = fault, .arg = arg};
+    struct error unseen;
+    error_clear(&unseen);
+    struct verifying v = {.headers_only = headers_only, .fault = fault, .arg = arg, .err = &unseen};
     int rc = ckpt_dir_open(&v.dir, dir, err);
     if (rc == ERR_CORRUPT) {
         tell(&v, "%s", err->message);
@@ -238,6 +262,10 @@ int ckpt_verify(const char *dir, bool headers_only, ckpt_fault_fn fault, void *a
         check_strangers(&v);
         if (!v.skipped)
             check_coverage(&v);
+    }
+    if (!rc && !v.faults && unseen.code) {
+        *err = unseen;
+        rc = (int)unseen.code;
     }
     ckpt_dir_close(&v.dir);
     return rc;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Checkpoint tools that are killed, stopped, many, or pointed at what is hostile: nothing hangs, is lost or stays."""
-import json, os, shutil, signal, subprocess
+import json, os, resource, shutil, signal, subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +15,7 @@ made = {}
 def trained(c):
     """A job that has ended, with weights enough that an export takes a while, and its last checkpoint."""
     if not made:
-        text = tiny_job(c, steps=4, every=2, name="full", hidden=512).replace("COLA", "FULL_RANK")
+        text = tiny_job(c, steps=4, every=2, tp=2, name="full", hidden=512).replace("COLA", "FULL_RANK")
         made["job"] = c.submit(text.replace("rank: 8 ", "").replace("strategy: BTP", "strategy: FULL"))
         c.wait_state(made["job"], "COMPLETED")
         made["path"] = c.json("ckpt", "ls", made["job"])["checkpoints"][-1]["path"]
@@ -133,6 +133,20 @@ def test_a_turned_bit_is_not_carried_on(c):
         r = tool(verb, *options, directory, c.dir / verb)
         assert r.returncode == 1 and f"{shard.name} is damaged: its CRC-32C" in r.stderr, (verb, r)
         assert not (c.dir / verb).exists()
+
+
+@shared
+def test_what_cannot_be_looked_at_is_not_damaged_by_that(c):
+    """Without a descriptor for the second shard, say: who took that for damage would go on from an older checkpoint."""
+    _, path = trained(c)
+    few = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))}
+    r = tool("verify", path, **few)
+    assert r.returncode == 1 and "Too many open files" in r.stderr and "fault" not in r.stdout and "sound" not in r.stdout, r
+    directory = c.dir / "both" / Path(path).name
+    shutil.copytree(path, directory)
+    os.truncate(max(directory.glob("rank-*")), 1000)
+    r = tool("verify", directory, **few)
+    assert r.returncode == 0 and "fault: " in r.stdout and "1000 bytes" in r.stdout, r
 
 
 def test_many_tools_hold_nothing_up():

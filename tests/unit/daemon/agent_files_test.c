@@ -491,6 +491,28 @@ static void test_verify_names_the_damage(void **state)
 }
 
 /* What stands in the place of a file: never waited for, never followed, never "try again later". */
+static void test_what_cannot_be_looked_at_is_no_damage(void **state)
+{
+    (void)state;
+    struct arena mem;
+    char **faults, path[PATH_MAX], name[300];
+    size_t n;
+    arena_init(&mem, 1 << 20);
+    make_checkpoint();
+    assert_int_equal(checkpoint_write_manifest(&manifest, 17, &err), 0);
+    memset(name, 'x', sizeof name);
+    name[sizeof name - 1] = '\0';
+    shards[1].file = name; /* ENAMETOOLONG, in place of a disk that fails */
+    assert_int_equal(checkpoint_faults(&verify, &mem, &faults, &n, &err), ERR_IO);
+    assert_int_equal(n, 0);
+    shard_file(0, path);
+    assert_int_equal(truncate(path, 3), 0);
+    assert_int_equal(checkpoint_faults(&verify, &mem, &faults, &n, &err), 0); /* damaged whatever the other is */
+    assert_int_equal(n, 1);
+    assert_non_null(strstr(faults[0], "3 bytes"));
+    arena_free(&mem);
+}
+
 static void test_verify_of_other_things_than_files(void **state)
 {
     (void)state;
@@ -621,6 +643,7 @@ int main(void)
         TEST(test_find),
         TEST(test_manifest_refuses),
         TEST(test_verify_names_the_damage),
+        TEST(test_what_cannot_be_looked_at_is_no_damage),
         TEST(test_verify_of_other_things_than_files),
         TEST(test_delete),
         TEST(test_what_is_torn_goes),
