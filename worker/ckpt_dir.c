@@ -66,12 +66,14 @@ static int load_manifest(struct ckpt_dir *d, struct error *err)
     return rc;
 }
 
-/* The same model on one rank. */
+/* The same model on one rank; what else a plan divides by or takes shares of says nothing about the state. */
 static void one_rank(Boost__JobSpec *s)
 {
     Boost__Parallel *p = s->parallel;
     p->tp = p->pp = p->dp = 1;
     p->zero = 0;
+    p->micro_batch = p->global_batch = 1;
+    p->bucket_mib = 1;
     p->has_tp = p->has_pp = p->has_dp = p->has_zero = true;
 }
 
@@ -108,7 +110,10 @@ static int load_spec(struct ckpt_dir *d, struct error *err)
         return rc;
     one_rank(d->spec);
     d->dtype = d->spec->run->precision == BOOST__PRECISION__VALUE__FP64 ? DTYPE_F64 : DTYPE_F32;
-    return plan_make(d->spec, &d->plan, err);
+    rc = plan_make(d->spec, &d->plan, err);
+    if (rc == ERR_INTERNAL) /* of a job that was never resolved */
+        rc = error_set(err, ERR_CORRUPT, "manifest.json holds no whole job");
+    return rc;
 }
 
 int ckpt_dir_open(struct ckpt_dir *d, const char *path, struct error *err)

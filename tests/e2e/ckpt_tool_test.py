@@ -119,6 +119,26 @@ def test_models_that_cannot_be_are_damage(c):
 
 
 @shared
+def test_numbers_that_say_nothing_about_the_state_do_no_harm(c):
+    _, path = trained(c)
+    directory = c.dir / "odd" / Path(path).name
+    shutil.copytree(path, directory)
+    manifest = json.loads((directory / "manifest.json").read_text())
+    for field, value in (("micro_batch", 0), ("global_batch", 0), ("bucket_mib", -1), ("tp", 0), ("dp", -7)):
+        odd = json.loads(json.dumps(manifest))
+        odd["spec"]["parallel"][field] = value
+        (directory / "manifest.json").write_text(json.dumps(odd))
+        r = tool("verify", directory)
+        assert r.returncode == 0 and "is sound" in r.stdout, (field, r)
+    for section in ("data", "optimizer"):
+        odd = json.loads(json.dumps(manifest))
+        del odd["spec"][section]
+        (directory / "manifest.json").write_text(json.dumps(odd))
+        r = tool("verify", directory)
+        assert r.returncode == 0 and "fault: manifest.json holds no whole job" in r.stdout, (section, r)
+
+
+@shared
 def test_a_turned_bit_is_not_carried_on(c):
     _, path = trained(c)
     directory = c.dir / "turned" / Path(path).name
