@@ -43,6 +43,14 @@ def wait_until(condition, deadline=10.0, what=""):
         time.sleep(0.01)
 
 
+def started(pid):
+    """When, as the kernel counts it; None: there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    except OSError:
+        return None
+
+
 def alive(pid):
     """Whether the process runs; a zombie does not."""
     try:
@@ -310,11 +318,12 @@ class Cluster:
         found = {}
         for f in files:
             try:
-                pid = int(f.read_text().split()[1])
-            except (OSError, IndexError, ValueError):
+                _, number, start = f.read_text().split()[:3]
+                pid = int(number)
+            except (OSError, ValueError):
                 continue  # being written
             key = re.fullmatch(pattern, f.name).group(1)
-            if alive(pid):
+            if alive(pid) and started(pid) == start:  # else the number is another process's by now
                 found[int(key) if key.isdigit() else key] = pid
         return found
 
