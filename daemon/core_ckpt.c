@@ -1,6 +1,7 @@
 /* What users ask of single checkpoints: verify, pin, delete, copy, and to have them read and written in another form,
  * which an agent does that sees the directory, as the user. */
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -246,6 +247,71 @@ static int send_tool(struct core *c, struct job *job, struct checkpoint *k, cons
     return ERR_OK;
 }
 
+/* ---- where a tool may write -------------------------------------------------------------- */
+
+/* Without "//", "/./" and "/x/..", and without a '/' at its end; by its text, since links are the node's. */
+static void plain_path(const char *path, char out[PATH_MAX])
+{
+    size_t len = 0;
+    for (const char *at = path; *at;) {
+        at += strspn(at, "/");
+        size_t n = strcspn(at, "/");
+        if (n == 2 && !strncmp(at, "..", 2)) {
+            while (len && out[--len] != '/')
+                ;
+        } else if (n && !(n == 1 && *at == '.') && len + n + 2 < PATH_MAX) {
+            out[len++] = '/';
+            memcpy(out + len, at, n);
+            len += n;
+        }
+        at += n;
+    }
+    out[len] = '\0';
+}
+
+/* The number of the job for which a directory of this name would be: "<store id>-<job>". 0: none. */
+static int64_t job_of_name(struct core *c, const char *name, size_t len)
+{
+    const char *store = core_store_id(c);
+    size_t n = strlen(store);
+    char *end;
+    if (len <= n + 1 || strncmp(name, store, n) != 0 || name[n] != '-' || name[n + 1] < '1' || name[n + 1] > '9')
+        return 0;
+    int64_t id = strtoll(name + n + 1, &end, 10);
+    return end == name + len ? id : 0;
+}
+
+static bool keeps_there(struct core *c, const struct job *job, const char *path, size_t len)
+{
+    char own[PATH_MAX];
+    char *dir = checkpoint_dir_of(c, job);
+    if (!dir)
+        return true; /* no memory to tell */
+    plain_path(dir, own);
+    free(dir);
+    return strlen(own) == len && !strncmp(own, path, len);
+}
+
+/* Not among the checkpoints of a job, nor where a later one would find it among its own: jobs adopt and delete what lies
+ * there. What other controllers' jobs have the tool looks at, and where links lead. */
+static int check_place(struct core *c, const char *to, struct error *err)
+{
+    char path[PATH_MAX];
+    plain_path(to, path);
+    for (const char *at = path; *at;) {
+        size_t n = strcspn(++at, "/");
+        int64_t id = job_of_name(c, at, n);
+        at += n;
+        const struct job *job = id ? core_job(c, id) : NULL;
+        if (!id || (job ? !keeps_there(c, job, path, (size_t)(at - path)) : id < c->next_job_id))
+            continue;
+        error_set(err, ERR_REFUSED, "%.300s lies in the directory of the checkpoints of %sjob %" PRId64 ", %.*s", to,
+                  job ? "" : "a later ", id, (int)(at - path < 300 ? at - path : 300), path);
+        return error_hint(err, "what lies there a job goes on from and deletes: name a directory elsewhere");
+    }
+    return ERR_OK;
+}
+
 /* ---- asking ---------------------------------------------------------------------------------- */
 
 static int check(struct core *c, const struct job *job, const Boost__CheckpointRequest *r, const struct core_user *user,
@@ -264,7 +330,7 @@ static int check(struct core *c, const struct job *job, const Boost__CheckpointR
         return error_set(err, ERR_INVALID, "deleting a checkpoint needs its step: boostctl ckpt rm JOB@STEP");
     if (r->has_rank && (r->what != WHAT(CONVERT) || r->rank < 1))
         return error_set(err, ERR_INVALID, "rank %d: a conversion to SVD takes one from 1", r->rank);
-    return ERR_OK;
+    return writes ? check_place(c, r->to, err) : ERR_OK;
 }
 
 /* The one that is named: of several attempts the last; damaged ones too, but where the newest is asked for. */

@@ -42,21 +42,27 @@ bool ckpt_dir_parse(const char *dir, int64_t *step, int64_t *attempt)
 
 /* ---- manifest ---- */
 
-static int load_manifest(struct ckpt_dir *d, struct error *err)
+int ckpt_dir_manifest(const char *dir, json_t **out, struct error *err)
 {
     char path[PATH_MAX];
     json_error_t where;
     struct buffer text;
+    *out = NULL;
     buffer_init(&text, MANIFEST_MAX);
-    int rc = fs_join(path, sizeof path, err, d->path, "manifest.json");
+    int rc = fs_join(path, sizeof path, err, dir, "manifest.json");
     if (!rc)
         rc = fs_read_regular(path, &text, err);
-    if (rc == ERR_NOT_FOUND) {
-        rc = error_set(err, ERR_CORRUPT, "manifest.json is missing: the checkpoint was never complete");
-    } else if (!rc && !(d->manifest = json_loadb(text.data ? (char *)text.data : "", text.len, 0, &where))) {
+    if (!rc && !(*out = json_loadb(text.data ? (char *)text.data : "", text.len, 0, &where)))
         rc = error_set(err, ERR_CORRUPT, "manifest.json is damaged: line %d: %s", where.line, where.text);
-    }
     buffer_free(&text);
+    return rc;
+}
+
+static int load_manifest(struct ckpt_dir *d, struct error *err)
+{
+    int rc = ckpt_dir_manifest(d->path, &d->manifest, err);
+    if (rc == ERR_NOT_FOUND)
+        rc = error_set(err, ERR_CORRUPT, "manifest.json is missing: the checkpoint was never complete");
     const char *schema = rc ? NULL : json_string_value(json_object_get(d->manifest, "schema"));
     if (!rc && (!schema || strcmp(schema, "boost.checkpoint/1") ||
                 json_integer_value(json_object_get(d->manifest, "step")) != d->step ||

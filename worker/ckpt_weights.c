@@ -16,6 +16,7 @@
 #include "proto/json.h"
 #include "proto/version.h"
 #include "worker/checkpoint_internal.h"
+#include "worker/ckpt_place.h"
 #include "worker/new_dir.h"
 
 enum { FACTORS = sizeof((struct weights *)0)->factors / sizeof(struct weights_factor) };
@@ -245,7 +246,7 @@ int ckpt_write_weights(const char *to, int64_t step, const Boost__JobSpec *spec,
     int used = snprintf(out, cap, "%s/step-%" PRId64 ".a1", to, step);
     if (used < 0 || (size_t)used >= cap)
         return error_set(err, ERR_INVALID, "path too long: %s", to);
-    int rc = new_dir_check(out, err);
+    int rc = ckpt_place_check(out, err);
     if (!rc)
         rc = fs_make_dirs(to, 0755, err);
     if (rc)

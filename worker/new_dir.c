@@ -14,52 +14,10 @@
 #include <unistd.h>
 
 #include "proto/base/fs.h"
-#include "worker/ckpt_dir.h"
+#include "worker/ckpt_place.h"
 
 enum { TRIES = 10, MADE_UP = 6 };
 static const char mark[] = ".partial-";
-
-static void parent_of(const char *path, char out[PATH_MAX])
-{
-    if (out != path)
-        snprintf(out, PATH_MAX, "%s", path);
-    char *slash = strrchr(out, '/');
-    if (slash)
-        *(slash == out ? slash + 1 : slash) = '\0';
-    else
-        snprintf(out, PATH_MAX, ".");
-}
-
-/* ---- what is in the way ---- */
-
-static bool in_checkpoint(const char *path)
-{
-    char part[PATH_MAX];
-    int64_t step, attempt;
-    for (const char *slash = path; slash;) {
-        slash = strchr(slash + 1, '/');
-        snprintf(part, sizeof part, "%.*s", slash ? (int)(slash - path) : (int)strlen(path), path);
-        if (ckpt_dir_parse(part, &step, &attempt))
-            return true;
-    }
-    return false;
-}
-
-int new_dir_check(const char *to, struct error *err)
-{
-    char parent[PATH_MAX], real[PATH_MAX] = "";
-    snprintf(parent, sizeof parent, "%s", to);
-    do
-        parent_of(parent, parent);
-    while (!realpath(parent, real) && errno == ENOENT && strlen(parent) > 1);
-    /* By its name what is not there yet, by where links lead what is. */
-    char name[PATH_MAX];
-    parent_of(to, name);
-    if (!in_checkpoint(real) && !in_checkpoint(name))
-        return ERR_OK;
-    error_set(err, ERR_REFUSED, "%s lies in the directory of a checkpoint, which is deleted with all that is in it", to);
-    return error_hint(err, "name a directory elsewhere");
-}
 
 /* ---- what others left ---- */
 
@@ -89,7 +47,7 @@ static void remove_left(const char *to)
 {
     char parent[PATH_MAX];
     const char *slash = strrchr(to, '/');
-    parent_of(to, parent);
+    fs_parent(parent, to);
     DIR *d = opendir(parent);
     for (struct dirent *e; d && (e = readdir(d));)
         if (is_partial(e->d_name, slash ? slash + 1 : to))
@@ -138,7 +96,7 @@ int new_dir_begin(struct new_dir *d, const char *to, struct error *err)
 {
     struct stat st;
     *d = (struct new_dir){.to = to, .fd = -1};
-    int rc = new_dir_check(to, err);
+    int rc = ckpt_place_check(to, err);
     if (rc)
         return rc;
     if (lstat(to, &st) == 0 && rmdir(to) < 0) {
@@ -156,7 +114,7 @@ int new_dir_begin(struct new_dir *d, const char *to, struct error *err)
 int new_dir_end(struct new_dir *d, int rc, struct error *err)
 {
     char parent[PATH_MAX];
-    parent_of(d->to, parent);
+    fs_parent(parent, d->to);
     if (!rc)
         rc = fs_sync_dir(d->temp, err);
     if (!rc && rename(d->temp, d->to) < 0)

@@ -13,10 +13,8 @@ struct new_dir {
     const char *to;      /* the caller's */
     int fd;              /* of temp, or -1 */
 };
-/* ERR_REFUSED: it lies in a checkpoint's directory, which retention deletes with all that is in it. */
-MUST_USE int new_dir_check(const char *to, struct error *err);
-/* ERR_REFUSED: as above, or something is at `to`, which may not be there or be an empty directory. To be followed by
- * new_dir_end(), also where it fails. */
+/* ERR_REFUSED: no place for it (ckpt_place_check()), or something is at `to`, which may not be there or be an empty
+ * directory. To be followed by new_dir_end(), also where it fails. */
 MUST_USE int new_dir_begin(struct new_dir *d, const char *to, struct error *err);
 /* rc: what went before; the directory goes away again unless that is ERR_OK. */
 MUST_USE int new_dir_end(struct new_dir *d, int rc, struct error *err);

@@ -27,6 +27,17 @@ int fs_join(char *out, size_t cap, struct error *err, const char *dir, const cha
     return ERR_OK;
 }
 
+void fs_parent(char *out, const char *path)
+{
+    if (out != path)
+        snprintf(out, PATH_MAX, "%s", path);
+    char *slash = strrchr(out, '/');
+    if (slash)
+        *(slash == out ? slash + 1 : slash) = '\0';
+    else
+        snprintf(out, PATH_MAX, ".");
+}
+
 int fs_write_all(int fd, const void *data, size_t len, struct error *err)
 {
     const char *at = data;

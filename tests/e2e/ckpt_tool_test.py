@@ -67,15 +67,40 @@ def test_checkpoints_are_no_place_for_anything_else(c):
     link.symlink_to(path)
     for to in (f"{path}/mine", f"{path}/a/b", link / "mine", Path(path).parent / "step-99.a1"):
         r = c.ctl("ckpt", "export", job, to)
-        assert r.rc == 6 and ("directory of a checkpoint" in r.err or "name of a checkpoint" in r.err), r
+        assert r.rc in (5, 6) and ("directory of a checkpoint" in r.err or "directory of the checkpoints" in r.err), r
     hf = c.dir / "hf"
     c.ok("ckpt", "export", job, hf)
     for to in (path, f"{path}/deep/er"):
         r = c.ctl("ckpt", "import", hf, to)
-        assert r.rc == 6 and "directory of a checkpoint" in r.err, r
+        assert r.rc == 5 and f"directory of the checkpoints of job {job}" in r.err, r
+    r = tool("export", path, c.dir / "step-99.a1")
+    assert r.returncode == 1 and "name of a checkpoint" in r.stderr, r
     assert sorted(os.listdir(path)) == before
     assert not Path(path).parent.joinpath("step-99.a1").exists()
     c.ok("ckpt", "verify", job)
+
+
+@shared
+def test_the_directory_of_a_jobs_checkpoints_is_no_place_either(c):
+    job, path = trained(c)
+    own = Path(path).parent
+    before = sorted(os.listdir(own))
+    later = own.parent / f"{own.name.split('-')[0]}-{int(job) + 7}"  # whose job would find it there
+    for verb, options in (("convert", ("--rank", 4)), ("export", ())):
+        for to, whose in ((own, f"job {job}"), (own / "out", f"job {job}"), (later, f"a later job {int(job) + 7}")):
+            r = c.ctl("ckpt", verb, job, to, *options)
+            assert r.rc == 5 and f"directory of the checkpoints of {whose}" in r.err and "hint" in r.err, (verb, to, r)
+        r = tool(verb, *options, path, own if verb == "convert" else own / "out")
+        assert r.returncode == 1 and f"a checkpoint of job {job} ({own.name})" in r.stderr, (verb, r)
+    elsewhere = c.dir / "elsewhere"  # of a controller that this one knows nothing of
+    shutil.copytree(own, elsewhere / own.name)
+    link = c.dir / "to-elsewhere"
+    link.symlink_to(elsewhere / own.name)
+    for to in (elsewhere / own.name, link):
+        r = c.ctl("ckpt", "convert", job, to, "--rank", 4)
+        assert r.rc != 0 and f"a checkpoint of job {job} ({own.name})" in r.err, r
+    assert sorted(os.listdir(own)) == sorted(os.listdir(elsewhere / own.name)) == before and not later.exists()
+    c.ok("ckpt", "export", job, own.parent / "out")
 
 
 @shared

@@ -254,6 +254,12 @@ static void test_paths(void **state)
     assert_string_equal(out, "/a/b");
     assert_int_equal(fs_join(out, sizeof out, &err, "/12345678", "90123"), 0); /* 15 bytes fit in 16 */
     assert_int_equal(fs_join(out, sizeof out, &err, "/12345678", "901234"), ERR_INVALID);
+    static const char *const parents[][2] = {{"/a/b", "/a"}, {"/a", "/"}, {"a/b", "a"}, {"a", "."}, {"/", "/"}};
+    for (size_t i = 0; i < sizeof parents / sizeof *parents; i++) {
+        char path[PATH_MAX];
+        fs_parent(path, parents[i][0]);
+        assert_string_equal(path, parents[i][1]);
+    }
     char self[PATH_MAX];
     assert_int_equal(fs_self_dir(self, sizeof self, &err), 0);
     assert_true(self[0] == '/' && fs_exists(self));
