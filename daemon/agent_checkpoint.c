@@ -296,10 +296,11 @@ static bool parent_is_gone(const char *dir)
     return stat(path, &st) < 0 ? errno == ENOENT || errno == ENOTDIR : !S_ISDIR(st.st_mode);
 }
 
-/* All of them at once: to call them damaged would begin the job anew, and delete them when they are back. */
-static int not_there(const char *dir, struct error *err)
+/* All of them at once: to call them damaged would begin the job anew, and delete them when they are back; to call them
+ * deleted would leave them there for good. */
+static int not_there(const char *dir, enum error_code code, struct error *err)
 {
-    error_set(err, ERR_IO, "%.*s is not there: is its file system mounted?", (int)(strrchr(dir, '/') - dir), dir);
+    error_set(err, code, "%.*s is not there: is its file system mounted?", (int)(strrchr(dir, '/') - dir), dir);
     return error_hint(err, "to give the job's checkpoints up, make an empty directory of that name");
 }
 
@@ -316,7 +317,7 @@ int checkpoint_verify(const Boost__VerifyCheckpoint *o, struct error *err)
     json_decref(manifest);
     bool mirrored = o->mirror && *o->mirror;
     if ((rc == ERR_NOT_FOUND || rc == ERR_CORRUPT) && o->n_shards && !mirrored && parent_is_gone(o->dir))
-        return not_there(o->dir, err);
+        return not_there(o->dir, ERR_IO, err);
     return rc ? error_context(err, "checkpoint of step %" PRId64 ", attempt %d", o->step, o->attempt) : ERR_OK;
 }
 
@@ -339,7 +340,7 @@ int checkpoint_faults(const Boost__VerifyCheckpoint *o, struct arena *mem, char 
     int rc = *faults ? checkpoint_check_dir(o->dir, o->step, o->attempt, err)
                      : error_set(err, ERR_NOMEM, "out of memory");
     if (!rc && parent_is_gone(o->dir))
-        rc = not_there(o->dir, err);
+        rc = not_there(o->dir, ERR_IO, err);
     if (rc)
         return rc;
     error_clear(err);
@@ -561,15 +562,17 @@ int checkpoint_delete(const char *dir, struct error *err)
         rc = put_aside(dir, going, err);
         if (!rc)
             rc = sync_parents(dir, 1, err);
-    } else if (errno != ENOENT) {
+    } else if (errno != ENOENT && errno != ENOTDIR) {
         return error_errno(err, errno, "cannot look at %s", dir);
     }
+    if (!rc && parent_is_gone(dir))
+        return not_there(dir, ERR_BUSY, err);
     if (!rc)
         rc = fs_remove_tree(going, err);
     /* Else a power cut brings it back, and nobody knows of it any more. */
-    if (!rc && (rc = sync_parents(dir, 1, err)) == ERR_NOT_FOUND)
-        rc = ERR_OK;
-    return rc;
+    if (!rc)
+        rc = sync_parents(dir, 1, err);
+    return rc == ERR_NOT_FOUND ? not_there(dir, ERR_BUSY, err) : rc;
 }
 
 int checkpoints_clear_torn(const char *parent, int32_t first, int32_t last, struct error *err)

@@ -296,7 +296,6 @@ static int open_store(struct task *t, uint32_t uid, uint32_t gid, struct s3 **ou
     return rc ? error_context(err, "%s", mirror_of(t->order)) : ERR_OK;
 }
 
-/* Those of this machine, which have to go even where the copy cannot be reached. */
 static int delete_files(const Boost__DeleteCheckpoint *o, uint32_t uid, uint32_t gid, struct error *err)
 {
     struct as_user user;
@@ -308,6 +307,36 @@ static int delete_files(const Boost__DeleteCheckpoint *o, uint32_t uid, uint32_t
         rc = mirror_forget(o->dir, err);
     as_user_end(&user);
     return rc;
+}
+
+static int delete_copy(struct task *t, uint32_t uid, uint32_t gid, struct error *err)
+{
+    const Boost__DeleteCheckpoint *o = t->order->delete_checkpoint;
+    struct as_user user;
+    struct s3 *s = NULL;
+    int rc = open_store(t, uid, gid, &s, err);
+    if (!rc)
+        rc = as_user_begin(&user, uid, gid, err);
+    if (!rc) {
+        rc = mirror_delete(s, o->dir, o->mirror, err);
+        as_user_end(&user);
+    }
+    s3_close(s);
+    return rc;
+}
+
+/* The files have to go even where the copy cannot be reached, and the copy where their file system is not mounted: then
+ * ERR_BUSY, whatever became of it. */
+static int delete_checkpoint(struct task *t, uint32_t uid, uint32_t gid, struct error *err)
+{
+    struct error copy;
+    int rc = delete_files(t->order->delete_checkpoint, uid, gid, err);
+    if (!mirror_of(t->order) || (rc && rc != ERR_BUSY))
+        return rc;
+    int gone = delete_copy(t, uid, gid, &copy);
+    if (!rc && gone)
+        *err = copy;
+    return rc ? rc : gone;
 }
 
 static int run_file_task(struct task *t, struct error *err)
@@ -328,11 +357,11 @@ static int run_file_task(struct task *t, struct error *err)
         return o->spec ? data_fetch(&x, o->spec, o->init, &t->moved, err)
                        : error_set(err, ERR_PROTOCOL, "an order to fetch names no job");
     }
+    if (order->body_case == BOOST__TASK__BODY_DELETE_CHECKPOINT)
+        return delete_checkpoint(t, uid, gid, err);
     struct s3 *s = NULL;
     int rc = ERR_OK;
-    if (order->body_case == BOOST__TASK__BODY_DELETE_CHECKPOINT)
-        rc = delete_files(order->delete_checkpoint, uid, gid, err);
-    if (!rc && mirror_of(order))
+    if (mirror_of(order))
         rc = open_store(t, uid, gid, &s, err);
     if (!rc)
         rc = as_user_begin(&user, uid, gid, err);
@@ -343,10 +372,6 @@ static int run_file_task(struct task *t, struct error *err)
     switch (order->body_case) {
     case BOOST__TASK__BODY_WRITE_MANIFEST:
         rc = checkpoint_write_manifest(order->write_manifest, order->job, err);
-        break;
-    case BOOST__TASK__BODY_DELETE_CHECKPOINT:
-        if (s)
-            rc = mirror_delete(s, order->delete_checkpoint->dir, order->delete_checkpoint->mirror, err);
         break;
     case BOOST__TASK__BODY_MIRROR_CHECKPOINT:
         rc = s ? mirror_copy(s, order->mirror_checkpoint, &t->progress, &t->moved, err)

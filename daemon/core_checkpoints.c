@@ -11,9 +11,11 @@
 /* What a note begins with is how a restarted controller knows it again. */
 static const char damaged_mark[] = "damaged: ";
 static const char aside_mark[] = "set aside: ";
+/* What a note says last while a deletion waits. */
+static const char waits_mark[] = "not deleted yet: ";
 
 enum { COPY_TRIES = 24 }; /* to delete a copy: half a day */
-#define COPY_RETRY_MAX_NS (3600 * NS_PER_S)
+#define LATE_RETRY_MAX_NS (3600 * NS_PER_S)
 
 /* ---- looking ------------------------------------------------------------------------- */
 
@@ -456,19 +458,52 @@ static void manifest_done(struct core *c, struct task *t, int rc, const struct e
     attempt_try_close(c, job);
 }
 
+/* Again after a pause that grows with the tries, up to an hour. */
+static void try_later(struct core *c, struct checkpoint *k)
+{
+    int64_t ns = CORE_RETRY_NS;
+    for (int i = 1; i < k->tries && ns < LATE_RETRY_MAX_NS; i++)
+        ns *= 2;
+    k->retry_due = now_mono(c) + (ns < LATE_RETRY_MAX_NS ? ns : LATE_RETRY_MAX_NS);
+    c->work = true;
+}
+
 /* An outage of its store is not to leave it there for good. The files here go first, and may be what stays. */
 static void copy_stays(struct core *c, struct job *job, struct checkpoint *k, const struct error *err)
 {
     char note[700];
-    int64_t ns = CORE_RETRY_NS;
-    for (int i = 1; i < k->tries && ns < COPY_RETRY_MAX_NS; i++)
-        ns *= 2;
-    snprintf(note, sizeof note, "not deleted yet: %.400s%s%.200s%s", err->message, *err->hint ? " (" : "",
-             err->hint, *err->hint ? ")" : "");
+    snprintf(note, sizeof note, "%s%.400s%s%.200s%s", waits_mark, err->message, *err->hint ? " (" : "", err->hint,
+             *err->hint ? ")" : "");
     text_set(&k->mirror_note, note);
     mark_checkpoint(c, job, k);
-    k->retry_due = now_mono(c) + (ns < COPY_RETRY_MAX_NS ? ns : COPY_RETRY_MAX_NS);
-    c->work = true;
+    try_later(c, k);
+}
+
+/* The note without what files_stay() has added. */
+static bool note_came_back(struct checkpoint *k)
+{
+    char *at = k->note ? strstr(k->note, waits_mark) : NULL;
+    if (!at)
+        return false;
+    *(at - k->note >= 2 ? at - 2 : at) = '\0'; /* "; " before it */
+    return true;
+}
+
+/* They are where no file system is mounted just now, and go when it is back; until then they are not gone. */
+static void files_stay(struct core *c, struct job *job, struct checkpoint *k, const char *node, const struct error *err)
+{
+    char note[1400];
+    k->tries++;
+    if (k->state == CKPT(DELETING) && !(k->note && strstr(k->note, waits_mark))) {
+        const char *was = k->note ? k->note : "";
+        snprintf(note, sizeof note, "%.600s%s%s%.400s (%.200s)", was, *was ? "; " : "", waits_mark, err->message,
+                 err->hint);
+        text_set(&k->note, note);
+        mark_checkpoint(c, job, k);
+        add_event(c, job, k->attempt, node, "controller", "checkpoint-not-deleted",
+                  "checkpoint of step %" PRId64 " is not deleted yet: %s", k->step, err->message);
+    }
+    try_later(c, k);
 }
 
 static void delete_done(struct core *c, struct task *t, int rc, const struct error *err, const Boost__TaskReply *reply)
@@ -477,6 +512,12 @@ static void delete_done(struct core *c, struct task *t, int rc, const struct err
     struct checkpoint *k = task_checkpoint(c, t, &job);
     if (!k)
         return;
+    if (rc == ERR_BUSY) {
+        files_stay(c, job, k, t->node->name, err);
+        return;
+    }
+    if (reply && note_came_back(k))
+        k->tries = 0;
     /* Of a copy it also counts that its store cannot be reached: the agent has tried for a while. */
     bool copy = reply && k->mirror && rc != ERR_CANCELLED;
     bool done = rc == ERR_OK || rc == ERR_NOT_FOUND;

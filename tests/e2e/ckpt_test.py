@@ -207,6 +207,18 @@ def test_pin_rm_and_retention(c):
     assert not os.path.exists(rows[victim]["path"]) and not os.path.exists(rows[victim]["path"] + ".deleting")
     assert "checkpoint-removed" in c.ok("events", job)
     assert all(path.exists() for path in strangers) and len(os.listdir(strangers[0])) == 3, os.listdir(base)
+    # one that is on a file system that is not mounted just now is not deleted yet
+    k = committed(c, job)[-1]
+    os.rename(base, away := Path(f"{base}.away"))
+    c.ok("ckpt", "rm", f"{job}@{k['step']}")
+    row = wait_until(lambda: [r for r in c.json("ckpt", "ls", job, "-a")["checkpoints"]
+                              if r["step"] == k["step"] and "is not there" in r.get("note", "")], 10, "the note")[0]
+    assert row["state"] == "DELETING" and "not deleted yet" in row["note"] and "empty directory" in row["note"], row
+    assert not base.exists() and (away / Path(k["path"]).name).exists()
+    os.rename(away, base)
+    row = wait_until(lambda: [r for r in c.json("ckpt", "ls", job, "-a")["checkpoints"]
+                              if r["step"] == k["step"] and r["state"] == "DELETED"], 20, "the deletion")[0]
+    assert not os.path.exists(k["path"]) and "not deleted" not in row.get("note", ""), row
 
 
 @shared

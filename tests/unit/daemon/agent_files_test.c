@@ -576,6 +576,29 @@ static void test_delete(void **state)
     assert_true(fs_exists(target));
 }
 
+/* Its parent is not there, as below a mount point without its file system: nothing has been deleted. */
+static void test_delete_waits_for_what_is_not_mounted(void **state)
+{
+    (void)state;
+    char parent[PATH_MAX], away[PATH_MAX], step[PATH_MAX];
+    path_in(parent, "mounted");
+    path_in(away, "away");
+    assert_int_equal(fs_join(step, sizeof step, NULL, parent, "step-10.a1"), 0);
+    assert_int_equal(fs_make_dirs(step, 0755, &err), 0);
+    assert_int_equal(rename(parent, away), 0);
+    assert_int_equal(checkpoint_delete(step, &err), ERR_BUSY);
+    assert_non_null(strstr(err.message, "is its file system mounted?"));
+    assert_string_not_equal(err.hint, "");
+    put(parent, "a file", 6); /* in its place */
+    assert_int_equal(checkpoint_delete(step, &err), ERR_BUSY);
+    assert_int_equal(unlink(parent), 0);
+    assert_int_equal(rename(away, parent), 0);
+    assert_int_equal(checkpoint_delete(step, &err), 0);
+    assert_false(fs_exists(step));
+    assert_int_equal(checkpoint_delete(step, &err), 0);
+    assert_int_equal(rmdir(parent), 0);
+}
+
 static void test_what_is_torn_goes(void **state)
 {
     (void)state;
@@ -646,6 +669,7 @@ int main(void)
         TEST(test_what_cannot_be_looked_at_is_no_damage),
         TEST(test_verify_of_other_things_than_files),
         TEST(test_delete),
+        TEST(test_delete_waits_for_what_is_not_mounted),
         TEST(test_what_is_torn_goes),
         TEST(test_the_cuda_check_is_remembered),
         TEST(test_logs_are_trimmed),

@@ -256,6 +256,37 @@ static void an_outage_leaves_no_copy_behind(void **state)
     end(r);
 }
 
+/* What is not mounted is not gone, however long it takes; the copy then has all its tries. */
+static void files_that_are_not_mounted_are_waited_for(void **state)
+{
+    (void)state;
+    struct run *r = begin(1);
+    commit(r, 10);
+    r->a->delete_code = ERR_BUSY;
+    r->a->failure_text = "/ckpt is not there: is its file system mounted?";
+    commit(r, 20);
+    advance(r->w, 48 * 3600 * 1000);
+    controller_restart(r->w);
+    join_world(r->w, r->a);
+    advance(r->w, 60 * 1000);
+    struct checkpoint *k = ckpt(r->w, r->id, 10, 1);
+    assert_int_equal(k->state, CKPT(DELETING));
+    assert_says(k->note, "not deleted yet: /ckpt is not there");
+    assert_int_equal(count_events(r->w, r->id, "checkpoint-not-deleted"), 1);
+    r->a->delete_code = ERR_UNREACHABLE; /* the copy's */
+    advance(r->w, 3600 * 1000);
+    k = ckpt(r->w, r->id, 10, 1);
+    assert_int_equal(k->state, CKPT(DELETING));
+    assert_string_equal(k->note, "");
+    assert_says(k->mirror_note, "not deleted yet");
+    r->a->delete_code = ERR_OK;
+    advance(r->w, 3600 * 1000);
+    k = ckpt(r->w, r->id, 10, 1);
+    assert_int_equal(k->state, CKPT(DELETED));
+    assert_string_equal(k->note, "");
+    end(r);
+}
+
 static void an_agent_that_goes_is_no_failure(void **state)
 {
     (void)state;
@@ -284,6 +315,7 @@ int main(void)
         cmocka_unit_test(a_user_has_it_tried_at_once),
         cmocka_unit_test(how_far_it_is_shows),
         cmocka_unit_test(an_outage_leaves_no_copy_behind),
+        cmocka_unit_test(files_that_are_not_mounted_are_waited_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
