@@ -50,7 +50,7 @@ static void load_job(void *arg, const struct store_job *row)
     job->reason = (Boost__Reason__Value)row->reason;
     text_set(&job->reason_text, row->reason_text);
     job->priority = row->priority;
-    job->restarts_used = row->restarts_used;
+    job->restarts_used = job->durable.restarts_used = row->restarts_used;
     job->stuck_attempts = row->stuck_attempts;
     job->backoff_count = row->backoff_count;
     job->step = row->step;
@@ -163,6 +163,7 @@ static void load_checkpoint(void *arg, const struct store_checkpoint *row)
     k->damaged = strncmp(row->note, "damaged: ", 9) == 0;
     k->aside = strncmp(row->note, "set aside: ", 11) == 0;
     k->pinned = row->pinned;
+    k->durable = checkpoint_row(k);
 }
 
 static void load_shard(void *arg, const struct store_shard *row)

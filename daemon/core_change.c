@@ -45,6 +45,12 @@ void mark_checkpoint(struct core *c, struct job *job, struct checkpoint *k)
     c->work = true;
 }
 
+struct checkpoint_durable checkpoint_row(const struct checkpoint *k)
+{
+    return (struct checkpoint_durable){
+        .state = k->state, .mirror = k->mirror, .pinned = k->pinned, .changed_ns = k->changed_ns};
+}
+
 void mark_node(struct core *c, struct node *n)
 {
     if (n->dirty)
@@ -227,7 +233,8 @@ static bool pack(const Boost__JobSpec *spec, struct packed *out)
     return out->bytes != NULL;
 }
 
-static void put_job_row(struct core *c, const struct job *job)
+/* False: it is not written. */
+static bool put_job_row(struct core *c, const struct job *job)
 {
     Boost__Goodput g = BOOST__GOODPUT__INIT;
     struct packed spec, resolved, next_spec, next_resolved;
@@ -284,6 +291,7 @@ static void put_job_row(struct core *c, const struct job *job)
     free(resolved.bytes);
     free(next_spec.bytes);
     free(next_resolved.bytes);
+    return packed;
 }
 
 static void put_attempt_row(struct core *c, const struct job *job, const struct attempt *a)
@@ -345,9 +353,10 @@ static void put_node_row(struct core *c, const struct node *n)
                                                    .data_address = n->data_address ? n->data_address : ""});
 }
 
-static void put_job_rows(struct core *c, struct job *job)
+static void put_job_rows(struct core *c, struct change *ch, struct job *job)
 {
-    put_job_row(c, job);
+    if (put_job_row(c, job))
+        ch->rows[ch->n_rows++] = (struct change_row){.job = job->id, .restarts_used = job->restarts_used};
     for (int i = 0; i < job->n_attempts; i++) {
         if (job->attempts[i]->dirty)
             put_attempt_row(c, job, job->attempts[i]);
@@ -355,8 +364,11 @@ static void put_job_rows(struct core *c, struct job *job)
     }
     for (int i = 0; i < job->n_checkpoints; i++) {
         struct checkpoint *k = job->checkpoints[i];
-        if (k->dirty)
+        if (k->dirty) {
             put_checkpoint_row(c, job, k);
+            ch->rows[ch->n_rows++] = (struct change_row){
+                .job = job->id, .step = k->step, .attempt = k->attempt, .checkpoint = checkpoint_row(k)};
+        }
         for (int r = 0; k->shards_dirty && r < k->world; r++)
             if (k->shards[r].have)
                 put_shard_row(c, job, k, r);
@@ -365,6 +377,30 @@ static void put_job_rows(struct core *c, struct job *job)
     job->dirty = false;
     job->unsettled += !job->refused; /* a refused one is so already */
     job->refused = false;
+}
+
+static size_t count_rows(const struct core *c)
+{
+    size_t n = (size_t)c->n_dirty;
+    for (int i = 0; i < c->n_dirty; i++)
+        for (int k = 0; k < c->dirty_jobs[i]->n_checkpoints; k++)
+            n += c->dirty_jobs[i]->checkpoints[k]->dirty;
+    return n;
+}
+
+/* By numbers: what a row was of may be forgotten meanwhile. */
+static void row_durable(struct core *c, const struct change_row *row)
+{
+    struct job *job = core_job(c, row->job);
+    struct checkpoint *k = job && row->attempt ? job_checkpoint(job, row->step, row->attempt) : NULL;
+    if (job && !row->attempt) {
+        job->durable.restarts_used = row->restarts_used;
+    } else if (k) {
+        bool news = k->durable.state != CKPT(COMMITTED) && row->checkpoint.state == CKPT(COMMITTED);
+        k->durable = row->checkpoint;
+        if (news)
+            checkpoints_retain(c, job); /* others may have waited for it */
+    }
 }
 
 /* The job has no change on its way: what the table asked for may run. */
@@ -408,6 +444,8 @@ static void change_done(void *arg, int rc, const struct error *err)
         c->stats.store_failures++;
         core_log_line(c, CORE_LOG_ERROR, "the store refused a change: %s", err ? err->message : "?");
     }
+    for (int i = 0; i < ch->n_rows && !rc; i++)
+        row_durable(c, &ch->rows[i]);
     for (int i = 0; i < ch->n_jobs; i++) {
         struct job *job = ch->jobs[i];
         c->ops.changed(c->ops.arg, job->id);
@@ -431,6 +469,7 @@ static void change_done(void *arg, int rc, const struct error *err)
         free(a);
     }
     free(ch->jobs);
+    free(ch->rows);
     free(ch);
     change_commit(c);
 }
@@ -441,7 +480,10 @@ void change_commit(struct core *c)
     if (!c->n_dirty && !c->txn && !c->after && !nodes)
         return;
     struct change *ch = calloc(1, sizeof *ch);
-    if (!ch || !open_change(c)) {
+    if (ch)
+        ch->rows = malloc((count_rows(c) + 1) * sizeof *ch->rows);
+    if (!ch || !ch->rows || !open_change(c)) {
+        free(ch ? ch->rows : NULL);
         free(ch);
         due_at(c, now_mono(c) + NS_PER_S);
         return;
@@ -458,7 +500,7 @@ void change_commit(struct core *c)
     ch->after = c->after;
     ch->jobless = c->jobless || nodes;
     for (int i = 0; i < c->n_dirty; i++)
-        put_job_rows(c, c->dirty_jobs[i]);
+        put_job_rows(c, ch, c->dirty_jobs[i]);
     ch->next = c->changes;
     if (ch->next)
         ch->next->prev = ch;

@@ -24,16 +24,40 @@ static bool whole(const struct checkpoint *k)
     return k->n_shards == k->world;
 }
 
+/* A job may go on from it. */
+static bool good(const struct checkpoint *k)
+{
+    return k->state == CKPT(COMMITTED) && !k->damaged && !k->aside;
+}
+
 struct checkpoint *checkpoints_newest(const struct job *job, const struct checkpoint *below)
 {
     int i = job->n_checkpoints - 1;
     while (below && i >= 0 && job->checkpoints[i] != below)
         i--;
     for (i -= below != NULL; i >= 0; i--)
-        if (job->checkpoints[i]->state == CKPT(COMMITTED) && !job->checkpoints[i]->damaged &&
-            !job->checkpoints[i]->aside)
+        if (good(job->checkpoints[i]))
             return job->checkpoints[i];
     return NULL;
+}
+
+int64_t checkpoints_durable_step(const struct job *job)
+{
+    for (int i = job->n_checkpoints - 1; i >= 0; i--) {
+        const struct checkpoint *k = job->checkpoints[i];
+        if (k->durable.state == CKPT(COMMITTED) && !k->damaged && !k->aside)
+            return k->step;
+    }
+    return -1;
+}
+
+bool checkpoint_has_other(const struct job *job, const struct checkpoint *k)
+{
+    for (int i = 0; i < job->n_checkpoints; i++)
+        if (job->checkpoints[i] != k && good(job->checkpoints[i]) &&
+            job->checkpoints[i]->durable.state == CKPT(COMMITTED))
+            return true;
+    return false;
 }
 
 int64_t checkpoints_highest(const struct job *job, int attempt)
@@ -256,19 +280,23 @@ bool checkpoint_in_use(struct core *c, const struct job *job, const struct check
     return a && !a->committed && a->from_attempt == k->attempt && a->from_step == k->step;
 }
 
+/* An older one gives way to a COMMITTED one whose row is durable, or is in the very transaction that says DELETING of the
+ * older: a crash then leaves both rows new or both old, and the files go when they are new (checkpoints_work()). One whose
+ * row is on its way in an earlier transaction does not count: should the store refuse that and take this one, nothing
+ * would be left. It is looked at again when it is durable. */
 void checkpoints_retain(struct core *c, struct job *job)
 {
     const Boost__Checkpoint *spec = job->resolved->checkpoint;
     int keep = spec && spec->keep > 0 ? spec->keep : 1;
     int64_t keep_every = spec ? spec->keep_every : 0;
-    int good = 0;
+    int kept = 0;
     for (int i = job->n_checkpoints - 1; i >= 0; i--) {
         struct checkpoint *k = job->checkpoints[i];
         if (k->state != CKPT(COMMITTED))
             continue;
-        bool excess = good >= keep;
-        if (!k->damaged && !k->aside)
-            good++;
+        bool excess = kept >= keep;
+        if (good(k) && (k->dirty || k->durable.state == CKPT(COMMITTED)))
+            kept++;
         if (!excess || k->pinned || checkpoint_in_use(c, job, k) ||
             (!k->damaged && keep_every > 0 && k->step % keep_every == 0))
             continue;

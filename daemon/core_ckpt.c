@@ -128,7 +128,7 @@ static int delete(struct core *c, struct job *job, struct checkpoint *k, struct 
                                    : "an attempt starts from it");
         return error_hint(err, "try again when that is over");
     }
-    if (!job_state_terminal(job->state) && checkpoints_newest(job, NULL) == k && !checkpoints_newest(job, k)) {
+    if (!job_state_terminal(job->state) && !k->damaged && !k->aside && !checkpoint_has_other(job, k)) {
         error_set(err, ERR_REFUSED,
                   "the checkpoint of step %" PRId64 " is the only one that job %" PRId64 " can go on from", k->step,
                   job->id);

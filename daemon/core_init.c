@@ -64,7 +64,7 @@ int64_t init_step(const Boost__JobSpec *resolved)
 static void list_steps(const struct job *job, struct buffer *out)
 {
     for (int i = 0; i < job->n_checkpoints; i++)
-        if (job->checkpoints[i]->state == CKPT(COMMITTED) && !job->checkpoints[i]->damaged)
+        if (job->checkpoints[i]->durable.state == CKPT(COMMITTED) && !job->checkpoints[i]->damaged)
             buffer_printf(out, "%s%" PRId64, out->len ? ", " : "", job->checkpoints[i]->step);
 }
 
@@ -182,11 +182,12 @@ const struct checkpoint *init_known(struct core *c, const Boost__JobSpec *resolv
     return NULL;
 }
 
+/* Until one of the job's own is durable: a crash would leave it with this one alone. */
 bool init_in_use(struct core *c, const struct checkpoint *k)
 {
     for (const struct job *job = c->active.head; job; job = job->active.next) {
         const char *path = init_path(job->resolved);
-        if (path && job->checkpoint_step < 0 && k->path && (strcmp(path, k->path) == 0 || is_copy(path, k)))
+        if (path && k->path && (strcmp(path, k->path) == 0 || is_copy(path, k)) && checkpoints_durable_step(job) < 0)
             return true;
     }
     return false;

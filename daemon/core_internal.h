@@ -127,12 +127,23 @@ struct after { /* a call owed once a change is durable */
     void *arg;
 };
 
+/* What a row of a change says of what is shown, for when it is durable. */
+struct change_row {
+    int64_t job;
+    int restarts_used; /* of the job's own row */
+    int64_t step;      /* of a checkpoint's row */
+    int attempt;       /* 0: the job's own */
+    struct checkpoint_durable checkpoint;
+};
+
 /* One transaction on its way to the disk. */
 struct change {
     struct core *core;
     struct change *next, *prev;
     struct job **jobs;
     int n_jobs;
+    struct change_row *rows;
+    int n_rows;
     bool jobless; /* events of no job */
     int64_t since; /* mono */
     struct after *after;
@@ -240,6 +251,7 @@ void change_commit(struct core *c);
 void mark_job(struct core *c, struct job *job); /* its row is to be written, its version grows */
 void mark_attempt(struct core *c, struct job *job, struct attempt *a);
 void mark_checkpoint(struct core *c, struct job *job, struct checkpoint *k);
+struct checkpoint_durable checkpoint_row(const struct checkpoint *k); /* what its row says, once it is durable */
 void mark_node(struct core *c, struct node *n);
 void put_shard(struct core *c, struct job *job, struct checkpoint *k, int rank);
 /* job may be NULL, attempt 0, node NULL. */
@@ -570,7 +582,10 @@ void checkpoints_abandon_open(struct core *c, struct job *job, const struct atte
 int checkpoints_open(const struct job *job, const struct attempt *a);
 /* One of the attempt's that there was no room for; NULL: none. */
 const struct checkpoint *checkpoints_disk_full(const struct job *job, const struct attempt *a);
+/* What is no more to be kept becomes DELETING. See there why no crash leaves a job without any. */
 void checkpoints_retain(struct core *c, struct job *job);
+/* Is there another one than k to go on from that a crash of now would leave? */
+bool checkpoint_has_other(const struct job *job, const struct checkpoint *k);
 bool checkpoint_in_use(struct core *c, const struct job *job, const struct checkpoint *k); /* may still be read */
 void checkpoints_work(struct core *c, struct job *job); /* sends the tasks that are due */
 void checkpoints_run(struct core *c);                   /* all that have work; their next tries are due_at() */
@@ -578,6 +593,7 @@ void checkpoints_run(struct core *c);                   /* all that have work; t
 int64_t checkpoints_highest(const struct job *job, int attempt);
 /* Newest COMMITTED that is not damaged, below `below` when it is not NULL. */
 struct checkpoint *checkpoints_newest(const struct job *job, const struct checkpoint *below);
+int64_t checkpoints_durable_step(const struct job *job); /* of the newest that a crash of now would leave; -1 = none */
 /* Those of later steps: the job is to go on from `step`, and not from them. */
 void checkpoints_set_aside(struct core *c, struct job *job, int64_t step);
 void checkpoint_damaged(struct core *c, struct job *job, struct checkpoint *k, const char *node, const char *why);

@@ -224,8 +224,8 @@ static char *recovering_line(struct core *c, const struct job *job, struct arena
     char *why = first_line(mem, job->reason_text);
     char from[64];
     snprintf(from, sizeof from, "from %s", init_path(job->resolved) ? "where it first began" : "the beginning");
-    if (job->checkpoint_step >= 0)
-        snprintf(from, sizeof from, "from step %" PRId64, job->checkpoint_step);
+    if (checkpoints_durable_step(job) >= 0)
+        snprintf(from, sizeof from, "from step %" PRId64, checkpoints_durable_step(job));
     if (!why)
         return NULL;
     if (job_live_attempt(job))
@@ -346,8 +346,8 @@ Boost__JobSummary *core_summary(struct core *c, const struct job *job, struct ar
     s->devices = live ? live->world : job_nodes(job) * job_devices_per_node(job);
     s->n_nodes = (size_t)node_names(job, arena, &s->nodes);
     s->elapsed_s = elapsed(c, job);
-    s->has_last_checkpoint_step = job->checkpoint_step >= 0;
-    s->last_checkpoint_step = job->checkpoint_step;
+    s->last_checkpoint_step = checkpoints_durable_step(job);
+    s->has_last_checkpoint_step = s->last_checkpoint_step >= 0;
     s->priority = job->priority;
     s->has_array_job = s->has_array_index = job->array_job != 0;
     s->array_job = job->array_job;
@@ -391,6 +391,7 @@ static Boost__AttemptInfo *attempt_info(const struct job *job, struct attempt *a
     return x;
 }
 
+/* State, pin and copy are those that outlive a crash of now: who has seen them may count on them. */
 static Boost__CheckpointInfo *checkpoint_info(struct core *c, const struct checkpoint *k, struct arena *mem)
 {
     Boost__CheckpointInfo *x = arena_alloc(mem, sizeof *x);
@@ -400,24 +401,24 @@ static Boost__CheckpointInfo *checkpoint_info(struct core *c, const struct check
     x->has_step = x->has_attempt = x->has_state = x->has_shards = x->has_world = x->has_bytes = x->has_wall_ns = true;
     x->step = k->step;
     x->attempt = k->attempt;
-    x->state = k->state;
+    x->state = k->durable.state;
     x->path = arena_strdup(mem, k->path ? k->path : "");
-    x->has_pinned = k->pinned;
-    x->pinned = k->pinned;
+    x->has_pinned = k->durable.pinned;
+    x->pinned = k->durable.pinned;
     x->shards = k->n_shards;
     x->world = k->world;
     for (int r = 0; r < k->world; r++)
         x->bytes += k->shards[r].have ? k->shards[r].bytes : 0;
-    x->wall_ns = k->changed_ns;
+    x->wall_ns = k->durable.changed_ns ? k->durable.changed_ns : k->changed_ns;
     x->note = arena_strdup(mem, k->note ? k->note : "");
     x->mirror_note = arena_strdup(mem, k->mirror_note ? k->mirror_note : "");
-    x->has_mirror = k->mirror != BOOST__MIRROR_STATE__VALUE__NONE;
-    x->mirror = k->mirror;
+    x->has_mirror = k->durable.mirror != BOOST__MIRROR_STATE__VALUE__NONE;
+    x->mirror = k->durable.mirror;
     const struct task *copying = task_find(c, k->mirror_task);
     x->has_mirror_done = x->has_mirror_total = copying && copying->bytes_total > 0;
     x->mirror_done = x->has_mirror_done ? copying->bytes_done : 0;
     x->mirror_total = x->has_mirror_total ? copying->bytes_total : 0;
-    char *url = k->mirror == BOOST__MIRROR_STATE__VALUE__MIRRORED ? mirror_copy_url(k) : NULL;
+    char *url = k->durable.mirror == BOOST__MIRROR_STATE__VALUE__MIRRORED ? mirror_copy_url(k) : NULL;
     x->mirror_url = url ? arena_strdup(mem, url) : NULL;
     free(url);
     x->has_mirror_retry_s = mirror_wanted(k) && !copying && k->mirror_due > now_mono(c);
@@ -482,7 +483,7 @@ Boost__ShowReply *core_show(struct core *c, const struct job *job, struct arena 
     const char *why = job->reason_text ? job->reason_text : "";
     s->reason_text = arena_strdup(arena, !*why && waits ? s->summary->info : why);
     s->has_restarts_used = true;
-    s->restarts_used = job->restarts_used;
+    s->restarts_used = job->durable.restarts_used;
     return s->reason_text ? s : NULL;
 }
 

@@ -152,6 +152,15 @@ struct attempt {
     bool acks_owed;                /* it has ended, but the store refused to write how */
 };
 
+/* What a crash of now would leave of a row: the store has acknowledged it. What people are shown is this, and what
+ * nothing can bring back is decided by it. All 0 while no row is durable: WRITING. */
+struct checkpoint_durable {
+    Boost__CheckpointState__Value state;
+    Boost__MirrorState__Value mirror;
+    bool pinned;
+    int64_t changed_ns;
+};
+
 struct checkpoint {
     int64_t step;
     int attempt;
@@ -181,6 +190,7 @@ struct checkpoint {
     uint64_t mirror_task; /* a copy is being made, 0 = none */
     int64_t mirror_due;
     int mirror_tries;
+    struct checkpoint_durable durable;
     bool dirty;
     bool shards_dirty; /* the rows of its shards are to be written again */
 };
@@ -212,6 +222,10 @@ struct job {
     int n_attempts;
     struct checkpoint **checkpoints; /* by step, then attempt */
     int n_checkpoints;
+
+    struct { /* of its row, as struct checkpoint_durable */
+        int restarts_used;
+    } durable;
 
     uint64_t version; /* grows with every change that a summary shows */
 

@@ -65,8 +65,10 @@ class Recorded:
         wait_until(self.settled, 20, "the removal")
 
     def mark(self):
-        pinned = [k["step"] for k in self.rows() if k.get("pinned")]
-        self.marks.append((self.disk.now(), set(self.committed()), set(pinned)))
+        rows = self.rows()  # first: what was told is of a moment before
+        committed = {k["step"] for k in rows if k["state"] == "COMMITTED"}
+        pinned = {k["step"] for k in rows if k.get("pinned")}
+        self.marks.append((self.disk.now(), committed, pinned))
 
     # ---- the power ----
 

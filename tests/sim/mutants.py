@@ -41,8 +41,8 @@ MUTANTS = [
     ("spares-outlive-the-job", "daemon/core_jobs.c", "        spares_release(c, job);", "        ;", ""),
     # Resume only from committed checkpoints.
     ("resume-from-writing", "daemon/core_checkpoints.c",
-     "if (job->checkpoints[i]->state == CKPT(COMMITTED) && !job->checkpoints[i]->damaged",
-     "if (job->checkpoints[i]->n_shards == job->checkpoints[i]->world && !job->checkpoints[i]->damaged",
+     "return k->state == CKPT(COMMITTED) && !k->damaged && !k->aside;",
+     "return k->n_shards == k->world && !k->damaged && !k->aside;",
      "resume only from committed checkpoints"),
     ("committed-without-manifest", "daemon/core_checkpoints.c",
      "    if (rc == ERR_OK) {\n        commit(", "    if (rc != ERR_TIMEOUT) {\n        commit(",

@@ -1,0 +1,281 @@
+/* What people are shown of checkpoints is what a crash leaves: the store's acknowledgement is held back, or it refuses. */
+#include "tests/unit/daemon/core_world.h"
+
+#define PIN   BOOST__CHECKPOINT_REQUEST__WHAT__PIN
+#define UNPIN BOOST__CHECKPOINT_REQUEST__WHAT__UNPIN
+#define RM    BOOST__CHECKPOINT_REQUEST__WHAT__RM
+
+/* A job that keeps so many checkpoints, with one of step 20. */
+struct life {
+    struct world *w;
+    struct fake_agent *a;
+    struct fake_attempt *x;
+    int64_t id;
+    struct arena mem;
+};
+
+static struct life *begin(int keep)
+{
+    static struct life l;
+    arena_init(&l.mem, 1 << 20);
+    l.w = world_new();
+    l.a = agent_add(l.w, "n1", 2);
+    join_world(l.w, l.a);
+    Boost__JobSpec *s = spec_new(&l.mem);
+    s->checkpoint->has_keep = 1;
+    s->checkpoint->keep = keep;
+    l.id = submit_spec(l.w, s, false);
+    l.x = newest(l.w, l.a, l.id);
+    say_step(l.w, l.a, l.x, 20);
+    say_checkpoint(l.w, l.a, l.x, 20);
+    pump(l.w);
+    return &l;
+}
+
+static void end(struct life *l)
+{
+    arena_free(&l->mem);
+    world_free(l->w);
+}
+
+/* What `ckpt ls` has; show has the same. */
+static const Boost__CheckpointInfo *shown(struct life *l, int64_t step)
+{
+    struct job *job = job_of(l->w, l->id);
+    Boost__CheckpointsReply *ls = core_checkpoints(l->w->core, job, &l->mem);
+    Boost__ShowReply *show = core_show(l->w->core, job, &l->mem);
+    assert_non_null(ls);
+    assert_non_null(show);
+    assert_int_equal(show->n_checkpoints, ls->n_checkpoints);
+    for (size_t i = 0; i < ls->n_checkpoints; i++) {
+        assert_int_equal(show->checkpoints[i]->state, ls->checkpoints[i]->state);
+        assert_int_equal(show->checkpoints[i]->pinned, ls->checkpoints[i]->pinned);
+        if (ls->checkpoints[i]->step == step)
+            return ls->checkpoints[i];
+    }
+    fail_msg("no checkpoint of step %lld is shown", (long long)step);
+    return NULL;
+}
+
+static int64_t last_shown(struct life *l)
+{
+    Boost__JobSummary *s = core_summary(l->w->core, job_of(l->w, l->id), &l->mem);
+    assert_non_null(s);
+    return s->has_last_checkpoint_step ? s->last_checkpoint_step : -1;
+}
+
+static int row(struct life *l, int64_t step)
+{
+    const struct store_checkpoint *k = mem_checkpoint(l->w->store, l->id, step, 1);
+    return k ? k->state : -1;
+}
+
+/* The manifest is written, and what the controller makes of that is on its way to the store. */
+static void commit_held_back(struct life *l, int64_t step)
+{
+    Boost__TaskReply r = BOOST__TASK_REPLY__INIT;
+    Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
+    l->a->answers = false;
+    say_step(l->w, l->a, l->x, step);
+    say_checkpoint(l->w, l->a, l->x, step);
+    pump(l->w);
+    l->w->store->stuck = true;
+    r.has_id = 1;
+    r.id = job_checkpoint(job_of(l->w, l->id), step, 1)->task;
+    assert_true(r.id != 0);
+    m.body_case = BOOST__AGENT_MESSAGE__BODY_TASK;
+    m.task = &r;
+    say(l->w, "n1", &m);
+    pump(l->w);
+    l->a->answers = true;
+}
+
+static void on_asked(void *arg, int rc, const struct error *err, const struct core_ckpt *out)
+{
+    struct world *w = arg;
+    (void)out;
+    w->replies++;
+    w->reply_rc = rc;
+    snprintf(w->reply_text, sizeof w->reply_text, "%s", rc ? err->message : "");
+}
+
+static void ask(struct life *l, Boost__CheckpointRequest__What what, int64_t step)
+{
+    Boost__CheckpointRequest q = BOOST__CHECKPOINT_REQUEST__INIT;
+    const struct core_user user = {.uid = job_of(l->w, l->id)->uid, .name = "u"};
+    q.has_what = q.has_step = true;
+    q.what = what;
+    q.step = step;
+    l->w->replies = 0;
+    core_checkpoint(l->w->core, job_of(l->w, l->id), &q, &user, on_asked, l->w);
+    pump(l->w);
+}
+
+/* Of those that wait. */
+static void store_one(struct life *l, int refuses)
+{
+    l->w->store->stuck = false;
+    l->w->store->refuses = refuses;
+    assert_true(mem_commit_one(l->w->store, true));
+    l->w->store->refuses = 0;
+}
+
+static void a_commit_is_shown_when_it_is_durable(void **state)
+{
+    (void)state;
+    struct life *l = begin(1);
+    job_of(l->w, l->id)->restarts_used = 2; /* an earlier attempt's, in its row with the next change */
+    ask(l, PIN, 20);
+    ask(l, UNPIN, 20);
+    commit_held_back(l, 40);
+    assert_int_equal(row(l, 40), CKPT(WRITING));
+    assert_int_equal(shown(l, 40)->state, CKPT(WRITING));
+    assert_int_equal(shown(l, 20)->state, CKPT(COMMITTED));
+    assert_int_equal(last_shown(l), 20);
+    assert_int_equal(core_show(l->w->core, job_of(l->w, l->id), &l->mem)->restarts_used, 2);
+    assert_int_equal(count_events(l->w, l->id, "checkpoint"), 1);
+    assert_int_equal(l->a->deletes, 0);
+    advance(l->w, 20000);
+    assert_int_equal(shown(l, 40)->state, CKPT(WRITING));
+    assert_int_equal(l->a->deletes, 0);
+    l->w->store->stuck = false;
+    pump(l->w);
+    assert_int_equal(shown(l, 40)->state, CKPT(COMMITTED));
+    assert_int_equal(shown(l, 20)->state, CKPT(DELETED));
+    assert_int_equal(last_shown(l), 40);
+    assert_int_equal(core_show(l->w->core, job_of(l->w, l->id), &l->mem)->restarts_used, 0);
+    assert_int_equal(l->a->deletes, 1);
+    end(l);
+}
+
+static void a_crash_leaves_what_was_shown(void **state)
+{
+    (void)state;
+    struct life *l = begin(1);
+    commit_held_back(l, 40);
+    const int before[] = {shown(l, 20)->state, shown(l, 40)->state};
+    l->w->store->stuck = false;
+    controller_restart(l->w);
+    assert_int_equal(shown(l, 20)->state, before[0]);
+    assert_int_equal(shown(l, 40)->state, before[1]);
+    assert_int_equal(last_shown(l), 20);
+    join_world(l->w, l->a); /* its manifest is written again */
+    pump(l->w);
+    assert_int_equal(shown(l, 40)->state, CKPT(COMMITTED));
+    assert_int_equal(shown(l, 20)->state, CKPT(DELETED));
+    end(l);
+}
+
+static void a_full_disk_of_the_store_commits_nothing(void **state)
+{
+    (void)state;
+    struct life *l = begin(1);
+    commit_held_back(l, 40);
+    l->w->store->sick = ERR_NOSPACE;
+    advance(l->w, 60000);
+    assert_int_equal(shown(l, 40)->state, CKPT(WRITING));
+    assert_int_equal(shown(l, 20)->state, CKPT(COMMITTED));
+    l->w->store->stuck = false;
+    l->w->store->sick = 0;
+    pump(l->w);
+    assert_int_equal(shown(l, 40)->state, CKPT(COMMITTED));
+    end(l);
+}
+
+static void a_refused_commit_is_shown_when_it_is_written_after_all(void **state)
+{
+    (void)state;
+    struct life *l = begin(1);
+    commit_held_back(l, 40);
+    store_one(l, ERR_NOMEM);
+    assert_int_equal(shown(l, 40)->state, CKPT(WRITING));
+    assert_int_equal(shown(l, 20)->state, CKPT(COMMITTED));
+    assert_int_equal(l->a->deletes, 0);
+    advance(l->w, 2000);
+    assert_int_equal(row(l, 40), CKPT(COMMITTED));
+    assert_int_equal(shown(l, 40)->state, CKPT(COMMITTED));
+    assert_int_equal(shown(l, 20)->state, CKPT(DELETED));
+    end(l);
+}
+
+static void pins_are_shown_when_they_are_durable(void **state)
+{
+    (void)state;
+    struct life *l = begin(1);
+    for (int on = 1; on >= 0; on--) {
+        l->w->store->stuck = true;
+        ask(l, on ? PIN : UNPIN, 20);
+        assert_int_equal(l->w->replies, 0);
+        assert_int_equal(shown(l, 20)->pinned, !on);
+        l->w->store->stuck = false;
+        pump(l->w);
+        assert_int_equal(l->w->replies, 1);
+        assert_int_equal(shown(l, 20)->pinned, on);
+    }
+    end(l);
+}
+
+static void a_deletion_is_shown_when_it_is_durable(void **state)
+{
+    (void)state;
+    struct life *l = begin(2);
+    say_checkpoint(l->w, l->a, l->x, 40);
+    pump(l->w);
+    l->w->store->stuck = true;
+    ask(l, RM, 20);
+    assert_int_equal(l->w->replies, 0);
+    assert_int_equal(shown(l, 20)->state, CKPT(COMMITTED));
+    assert_int_equal(l->a->deletes, 0);
+    store_one(l, 0);
+    l->w->store->stuck = true;
+    core_run(l->w->core);
+    pump(l->w); /* the files are gone, and the row of that waits */
+    assert_int_equal(l->w->replies, 1);
+    assert_int_equal(l->a->deletes, 1);
+    assert_int_equal(shown(l, 20)->state, CKPT(DELETING));
+    l->w->store->stuck = false;
+    pump(l->w);
+    assert_int_equal(shown(l, 20)->state, CKPT(DELETED));
+    end(l);
+}
+
+/* The commit is refused, the change behind it is not: what it had made superfluous is still needed. */
+static void no_older_one_goes_for_one_that_is_not_durable(void **state)
+{
+    (void)state;
+    struct life *l = begin(1);
+    ask(l, PIN, 20);
+    assert_int_equal(shown(l, 20)->pinned, 1);
+    commit_held_back(l, 40);
+    ask(l, RM, 20);
+    assert_int_equal(l->w->reply_rc, ERR_REFUSED); /* pinned */
+    ask(l, UNPIN, 20);
+    ask(l, RM, 20);
+    assert_int_equal(l->w->reply_rc, ERR_REFUSED);
+    assert_says(l->w->reply_text, "is the only one that job 1 can go on from");
+    store_one(l, ERR_NOMEM); /* the commit */
+    store_one(l, 0);         /* the unpinning */
+    assert_int_equal(row(l, 20), CKPT(COMMITTED));
+    assert_int_equal(row(l, 40), CKPT(WRITING));
+    assert_int_equal(shown(l, 20)->state, CKPT(COMMITTED));
+    assert_int_equal(shown(l, 20)->pinned, 0);
+    assert_int_equal(l->a->deletes, 0);
+    advance(l->w, 2000); /* all is written again */
+    assert_int_equal(shown(l, 40)->state, CKPT(COMMITTED));
+    assert_int_equal(shown(l, 20)->state, CKPT(DELETED));
+    end(l);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_commit_is_shown_when_it_is_durable),
+        cmocka_unit_test(a_crash_leaves_what_was_shown),
+        cmocka_unit_test(a_full_disk_of_the_store_commits_nothing),
+        cmocka_unit_test(a_refused_commit_is_shown_when_it_is_written_after_all),
+        cmocka_unit_test(pins_are_shown_when_they_are_durable),
+        cmocka_unit_test(a_deletion_is_shown_when_it_is_durable),
+        cmocka_unit_test(no_older_one_goes_for_one_that_is_not_durable),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
