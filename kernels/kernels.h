@@ -173,6 +173,8 @@ struct kernels {
     void (*upload)(struct kstream *ks, void *dst, const void *host, size_t bytes);
     void (*download)(struct kstream *ks, void *host, const void *src, size_t bytes); /* valid after stream_sync */
     void (*zero)(struct kstream *ks, void *dst, size_t bytes);
+    /* `bytes` at dst, and at each `stride` bytes behind it (at least `bytes`): `times` places, one launch. */
+    void (*zero_each)(struct kstream *ks, void *dst, size_t bytes, size_t stride, int64_t times);
     void (*cast)(struct kstream *ks, enum dtype to, void *dst, enum dtype from, const void *src, int64_t n);
 
     /* ---- matrix products ---- */

@@ -80,6 +80,11 @@ struct span {
     bool decay;
 };
 
+/* A span and `times` - 1 more of its size, each `stride` elements behind the one before. */
+struct spans {
+    int64_t at, count, stride, times;
+};
+
 /* A part of the step that can be captured (sequence.c). */
 struct sequence {
     const char *what; /* for who watches */
@@ -133,7 +138,7 @@ struct engine {
     struct plan_tensor *tensors;    /* of the stage, canonical order */
     struct owned *owned;            /* [tensor_count] */
     struct span *updates, *squares; /* what this replica updates; what it counts in the gradient norm */
-    struct span *zeroed;            /* of the gradients, before a step */
+    struct spans *zeroed;           /* of the gradients, before a step */
     int64_t update_count, square_count, zeroed_count;
     struct layer *layers; /* [L], this stage's are filled in */
     int64_t bucket_count, next_bucket;

@@ -23,12 +23,10 @@ static bool made_by_product(const struct engine *e, const struct plan_tensor *t)
     }
 }
 
-int gradients_prepare(struct engine *e, struct error *err)
+/* What lies between the tensors that products make, in the order of the buffer. */
+static int64_t gaps(const struct engine *e, struct spans *out)
 {
-    int64_t end = 0;
-    e->zeroed = calloc((size_t)e->tensor_count + 1, sizeof *e->zeroed);
-    if (!e->zeroed)
-        return error_set(err, ERR_NOMEM, "no memory for what is zeroed of %lld tensors", (long long)e->tensor_count);
+    int64_t n = 0, end = 0;
     for (int64_t i = 0; i <= e->tensor_count; i++) {
         const struct plan_tensor *t = i < e->tensor_count ? &e->tensors[i] : NULL;
         if (t && !made_by_product(e, t))
@@ -36,9 +34,50 @@ int gradients_prepare(struct engine *e, struct error *err)
         int64_t next = t ? t->offset : e->stage.elements;
         assert(next >= end); /* tensors lie in their order */
         if (next > end)
-            e->zeroed[e->zeroed_count++] = (struct span){.at = end, .count = next - end};
+            out[n++] = (struct spans){.at = end, .count = next - end, .stride = next - end, .times = 1};
         end = t ? next + t->nrows * t->ncols : next;
     }
+    return n;
+}
+
+/* Of n spans in order, those at a distance of `stride` from the first, and from there on; taken: made one with it. */
+static int64_t follow(struct spans *all, int64_t n, int64_t stride, bool taken)
+{
+    int64_t times = 1;
+    for (int64_t i = 1; i < n; i++)
+        if (all[i].times > 0 && all[i].count == all[0].count && all[i].at == all[0].at + times * stride) {
+            times++;
+            if (taken)
+                all[i].times = 0;
+        }
+    return times;
+}
+
+/* One launch for all gains of a kind: layers are alike, so theirs lie at equal distances. */
+static int64_t join(struct spans *all, int64_t n)
+{
+    int64_t joined = 0;
+    for (int64_t i = 0; i < n; i++) {
+        struct spans *first = &all[i];
+        for (int64_t j = i + 1; j < n && first->times > 0; j++) {
+            int64_t stride = all[j].at - first->at, times = follow(first, n - i, stride, false);
+            if (times > first->times)
+                first->stride = stride, first->times = times;
+        }
+        if (first->times > 1)
+            follow(first, n - i, first->stride, true);
+        if (first->times > 0)
+            all[joined++] = *first;
+    }
+    return joined;
+}
+
+int gradients_prepare(struct engine *e, struct error *err)
+{
+    e->zeroed = calloc((size_t)e->tensor_count + 1, sizeof *e->zeroed);
+    if (!e->zeroed)
+        return error_set(err, ERR_NOMEM, "no memory for what is zeroed of %lld tensors", (long long)e->tensor_count);
+    e->zeroed_count = join(e->zeroed, gaps(e, e->zeroed));
     return ERR_OK;
 }
 
@@ -46,8 +85,11 @@ void gradients_begin(struct engine *e)
 {
     size_t element = dtype_size(e->k->grad);
     char *grads = engine_buffer(e, BUF_GRADS, 0);
-    for (int64_t i = 0; i < e->zeroed_count; i++)
-        e->k->zero(e->ks, grads + (size_t)e->zeroed[i].at * element, (size_t)e->zeroed[i].count * element);
+    for (int64_t i = 0; i < e->zeroed_count; i++) {
+        const struct spans *s = &e->zeroed[i];
+        e->k->zero_each(e->ks, grads + (size_t)s->at * element, (size_t)s->count * element,
+                        (size_t)s->stride * element, s->times);
+    }
 }
 
 double gradient_beta(const struct engine *e, int64_t first_row)

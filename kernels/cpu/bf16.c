@@ -74,6 +74,7 @@ const struct kernels *kernels_cpu_bf16(void)
         .upload = cpu_upload,
         .download = cpu_download,
         .zero = cpu_zero,
+        .zero_each = cpu_zero_each,
         .cast = cpu_cast,
         .gemm = bf16_gemm,
         .embed = bf16_embed,

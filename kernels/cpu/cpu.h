@@ -45,6 +45,7 @@ void cpu_release(void *p);
 void cpu_upload(struct kstream *ks, void *dst, const void *host, size_t bytes);
 void cpu_download(struct kstream *ks, void *host, const void *src, size_t bytes);
 void cpu_zero(struct kstream *ks, void *dst, size_t bytes);
+void cpu_zero_each(struct kstream *ks, void *dst, size_t bytes, size_t stride, int64_t times);
 void cpu_cast(struct kstream *ks, enum dtype to, void *dst, enum dtype from, const void *src, int64_t n);
 void cpu_step_finish(struct kstream *ks, struct step_block *block, double beta1, double beta2, double clip);
 

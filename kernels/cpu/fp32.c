@@ -31,6 +31,7 @@ const struct kernels *kernels_cpu_fp32(void)
         .upload = cpu_upload,
         .download = cpu_download,
         .zero = cpu_zero,
+        .zero_each = cpu_zero_each,
         .cast = cpu_cast,
         .gemm = fp32_gemm,
         .embed = fp32_embed,

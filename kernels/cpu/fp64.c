@@ -19,6 +19,7 @@ const struct kernels *kernels_cpu_fp64(void)
         .upload = cpu_upload,
         .download = cpu_download,
         .zero = cpu_zero,
+        .zero_each = cpu_zero_each,
         .cast = cpu_cast,
         .gemm = fp64_gemm,
         .embed = fp64_embed,

@@ -115,3 +115,9 @@ void cpu_zero(struct kstream *ks, void *dst, size_t bytes)
     if (bytes)
         memset(dst, 0, bytes);
 }
+
+void cpu_zero_each(struct kstream *ks, void *dst, size_t bytes, size_t stride, int64_t times)
+{
+    for (int64_t i = 0; i < times; i++)
+        cpu_zero(ks, (char *)dst + (size_t)i * stride, bytes);
+}

@@ -30,6 +30,7 @@ static const struct kernels table = {
     .upload = cuda_upload,
     .download = cuda_download,
     .zero = cuda_zero,
+    .zero_each = cuda_zero_each,
     .cast = cuda_cast,
     .gemm = cuda_gemm,
     .embed = cuda_embed,

@@ -65,6 +65,7 @@ void cuda_range_end(void);
 void cuda_upload(struct kstream *ks, void *dst, const void *host, size_t bytes);
 void cuda_download(struct kstream *ks, void *host, const void *src, size_t bytes);
 void cuda_zero(struct kstream *ks, void *dst, size_t bytes);
+void cuda_zero_each(struct kstream *ks, void *dst, size_t bytes, size_t stride, int64_t times);
 
 /* gemm.c */
 void cuda_gemm(struct kstream *ks, const struct gemm *g, const void *a, const void *b, void *c);

@@ -301,6 +301,12 @@ void cuda_zero(struct kstream *ks, void *dst, size_t bytes)
         cuda_ok(ks, cudaMemsetAsync(dst, 0, bytes, ks->stream), "zero");
 }
 
+void cuda_zero_each(struct kstream *ks, void *dst, size_t bytes, size_t stride, int64_t times)
+{
+    if (bytes && times > 0)
+        cuda_ok(ks, cudaMemset2DAsync(dst, stride, 0, bytes, (size_t)times, ks->stream), "zero_each");
+}
+
 /* ---- marks -------------------------------------------------------------------------------- */
 
 /* The captured sequence that the stream is recording into; 0: none. */

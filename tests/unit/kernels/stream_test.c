@@ -99,6 +99,34 @@ static void copies(struct variant *v)
     v->k->release(NULL);
 }
 
+/* Places at a distance, and nothing between them. */
+static void zeros(struct variant *v)
+{
+    enum { N = 1000, FIRST = 7, COUNT = 13, STRIDE = 40, TIMES = 5, OF_ALL = 3 };
+    float host[N], seen[N];
+    for (int i = 0; i < N; i++)
+        host[i] = (float)(i + 1);
+    float *device = device_bytes(v, sizeof host);
+    v->k->upload(v->ks, device, host, sizeof host);
+    v->k->zero_each(v->ks, device + FIRST, COUNT * sizeof *host, STRIDE * sizeof *host, TIMES);
+    v->k->zero_each(v->ks, device + N - OF_ALL, sizeof *host, sizeof *host, OF_ALL); /* side by side */
+    v->k->zero_each(v->ks, device, sizeof *host, sizeof *host, 0);
+    v->k->zero_each(v->ks, device, 0, sizeof *host, 3);
+    v->k->download(v->ks, seen, device, sizeof seen);
+    must_sync(v);
+    for (int i = 0; i < N; i++) {
+        int at = i - FIRST;
+        bool in = at >= 0 && at / STRIDE < TIMES && at % STRIDE < COUNT;
+        assert_true(seen[i] == (in || i >= N - OF_ALL ? 0 : host[i]));
+    }
+}
+
+static void test_zeros(void **state)
+{
+    (void)state;
+    each_variant(zeros);
+}
+
 static void test_copies(void **state)
 {
     (void)state;
@@ -376,6 +404,7 @@ int main(void)
         cmocka_unit_test(test_stream_arguments),
         cmocka_unit_test(test_tables_are_complete),
         cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_zeros),
         cmocka_unit_test(test_cast),
         cmocka_unit_test(test_bad_cast),
         cmocka_unit_test(test_exponential),
