@@ -209,6 +209,12 @@ static bool learn_region(struct s3 *s, const struct http_call *call)
     return true;
 }
 
+/* A bucket that is not there, or another server that knows of none, says nothing about what is in it. */
+static bool no_bucket(const struct s3_url *at, const struct http_call *call, const char *code)
+{
+    return call->status == 404 && (!strcmp(code, "NoSuchBucket") || !*at->key);
+}
+
 static void hint_of_refusal(const struct s3 *s, const struct http_call *call, const char *code, struct error *err)
 {
     char region[64];
@@ -228,7 +234,7 @@ static void hint_of_refusal(const struct s3 *s, const struct http_call *call, co
 }
 
 /* What the store said, as an error. Only code and message of its answer: others repeat parts of the request. */
-static int refusal(const struct s3 *s, const struct http_call *call, struct error *err)
+static int refusal(const struct s3 *s, const struct s3_url *at, const struct http_call *call, struct error *err)
 {
     int status = call->status;
     char code[80] = "", message[200] = "";
@@ -237,12 +243,16 @@ static int refusal(const struct s3 *s, const struct http_call *call, struct erro
     for (char *p = message; *p; p++)
         if ((unsigned char)*p < ' ' || *p == 127)
             *p = ' ';
-    enum error_code rc = status == 404                    ? ERR_NOT_FOUND
+    enum error_code rc = no_bucket(at, call, code)        ? ERR_REFUSED
+                         : status == 404                  ? ERR_NOT_FOUND
                          : status == 401 || status == 403 ? ERR_REFUSED
                          : http_transient(ERR_OK, status) ? ERR_UNREACHABLE
                                                           : ERR_INVALID;
     error_set(err, rc, "status %d%s%s%s%s", status, *code ? " " : "", code, *message ? ": " : "", message);
     hint_of_refusal(s, call, code, err);
+    if (no_bucket(at, call, code))
+        error_hint(err, "the store has no bucket %s: make it, or set s3_endpoint and s3_region of agent.conf to where it is",
+                   at->bucket);
     return rc;
 }
 
@@ -272,7 +282,7 @@ int s3_request(struct s3 *s, const struct s3_url *at, const struct sigv4_pair *q
         if (!rc && learn_region(s, call))
             continue;
         if (!rc)
-            rc = refusal(s, call, err);
+            rc = refusal(s, at, call, err);
         if (call->at - before >= HTTP_CAME_ON)
             tries = 1;
         if (!again || tries >= http_tries(s->http))

@@ -69,6 +69,28 @@ def test_copies_follow_the_registry(c):
 
 
 @shared
+def test_a_bucket_that_is_not_there_has_lost_no_copy(c):
+    """Nor is one there that is to be fetched: the job waits, and does not take its checkpoint for damaged."""
+    job = submit(c, "bucket", "--set", "checkpoint.keep=3")
+    wait_rank_step(c, job, 1, 26)
+    c.ok("hold", job)
+    c.wait_state(job, "HELD", deadline=40)
+    old, *_, newest = mirrored(c, job)
+    store.buckets.remove("models")
+    c.ok("ckpt", "rm", f"{job}@{old['step']}")
+    k = wait_until(lambda: [k for k in rows(c, job, "DELETING") if k.get("mirror_note")], 20, "why it is still there")[0]
+    assert "NoSuchBucket" in k["mirror_note"] and "not deleted yet" in k["mirror_note"] and "no bucket models" in k["mirror_note"], k
+    assert copy_of(old["path"]) and not os.path.exists(old["path"])
+    shutil.rmtree(newest["path"])
+    c.ok("release", job)
+    wait_until(lambda: "NoSuchBucket" in c.status(job)["info"], 20, "what the job waits for")
+    store.buckets.add("models")
+    wait_until(lambda: not rows(c, job, "DELETING") and not copy_of(old["path"]), 30, "the deletion")
+    c.wait_state(job, "COMPLETED")
+    assert attempts(c, job)[-1]["from_step"] == newest["step"], attempts(c, job)
+
+
+@shared
 def test_a_node_that_has_nothing_fetches_it(c):
     job = submit(c, "restored")
     wait_rank_step(c, job, 1, 18)

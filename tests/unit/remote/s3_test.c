@@ -101,6 +101,35 @@ static void test_small_ones_listed_and_deleted(void **state)
     s3_close(s);
 }
 
+static int none(void *arg, const char *key, int64_t bytes, struct error *e)
+{
+    (void)arg, (void)key, (void)bytes, (void)e;
+    return ERR_INTERNAL;
+}
+
+/* Of what is in it nothing is known: it is neither gone nor deleted. */
+static void test_a_bucket_that_is_not_there(void **state)
+{
+    struct s3 *s = client();
+    struct s3_url at = {.bucket = "nowhere", .key = "small/1"}, models = {.bucket = "models", .key = "small/1"};
+    struct buffer text;
+    int count_of = 0;
+    (void)state;
+    buffer_init(&text, 100);
+    assert_int_equal(s3_delete(s, &at, &err), ERR_REFUSED);
+    assert_non_null(strstr(err.message, "NoSuchBucket"));
+    assert_non_null(strstr(err.hint, "no bucket nowhere"));
+    assert_int_equal(s3_list(s, &at, none, NULL, &err), ERR_REFUSED);
+    assert_int_equal(s3_abort_uploads(s, &at, NULL, &count_of, &err), ERR_REFUSED);
+    assert_int_equal(s3_get_text(s, &at, &text, &err), ERR_REFUSED);
+    assert_int_equal(s3_put(s, &at, "abc", 3, NULL, &err), ERR_REFUSED);
+    /* What is behind a wrong address knows no codes. */
+    faults("[{\"method\":\"GET\",\"match\":\"list-type\",\"status\":404,\"code\":\"\"}]");
+    assert_int_equal(s3_list(s, &models, none, NULL, &err), ERR_REFUSED);
+    buffer_free(&text);
+    s3_close(s);
+}
+
 static void test_failures_that_pass(void **state)
 {
     struct s3 *s = client();
@@ -255,6 +284,7 @@ int main(void)
         cmocka_unit_test(test_urls),
         cmocka_unit_test(test_in_parts_and_back),
         cmocka_unit_test(test_small_ones_listed_and_deleted),
+        cmocka_unit_test(test_a_bucket_that_is_not_there),
         cmocka_unit_test(test_failures_that_pass),
         cmocka_unit_test(test_an_upload_that_was_cut_goes_on),
         cmocka_unit_test(test_an_upload_given_up_by_others_begins_anew),
