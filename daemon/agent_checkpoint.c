@@ -17,11 +17,10 @@
 #include "proto/base/crc32c.h"
 #include "proto/base/fs.h"
 #include "proto/json.h"
+#include "proto/manifest.h"
 #include "proto/version.h"
 
-/* A manifest of 65536 shards; parsed it takes 30 times that, of this process. */
-enum { CHUNK = 1 << 20, MANIFEST_MAX = 16 << 20 };
-static const char manifest_name[] = "manifest.json", manifest_schema[] = "boost.checkpoint/1";
+enum { CHUNK = 1 << 20 };
 
 /* ---- names ---- */
 
@@ -184,7 +183,7 @@ static json_t *manifest_json(const Boost__WriteManifest *o, int64_t job)
     char now[CLOCK_TEXT];
     int64_t batch = spec && spec->parallel ? spec->parallel->global_batch : 0;
     return json_pack("{s:s, s:s, s:I, s:i, s:I, s:i, s:s, s:s, s:s, s:I, s:{s:I, s:I}, s:o, s:o, s:o}", "schema",
-                     manifest_schema, "store_id", o->store_id ? o->store_id : "", "job", (json_int_t)job, "attempt",
+                     MANIFEST_SCHEMA, "store_id", o->store_id ? o->store_id : "", "job", (json_int_t)job, "attempt",
                      (int)o->attempt, "step", (json_int_t)o->step, "world", (int)o->world, "written",
                      clock_rfc3339(clock_wall_ns(), now), "version", boost_version(), "build", boost_build_id(),
                      "data_position", (json_int_t)(o->step * batch), "seeds", "init",
@@ -218,7 +217,7 @@ int checkpoint_write_manifest(const Boost__WriteManifest *o, int64_t job, struct
     if (!rc)
         rc = check_shard_set(o, err);
     if (!rc)
-        rc = fs_join(path, sizeof path, err, o->dir, manifest_name);
+        rc = fs_join(path, sizeof path, err, o->dir, MANIFEST_NAME);
     if (rc)
         return rc;
     json_t *manifest = manifest_json(o, job);
@@ -243,7 +242,7 @@ static int read_manifest(const char *text, size_t len, const char *name, int64_t
     if (!(*out = json_loadb(text, len, 0, &where)))
         return error_set(err, ERR_CORRUPT, "%s is damaged: line %d: %s", name, where.line, where.text);
     const char *schema = json_string_value(json_object_get(*out, "schema"));
-    if (!schema || strcmp(schema, manifest_schema) || json_integer_value(json_object_get(*out, "step")) != step ||
+    if (!schema || strcmp(schema, MANIFEST_SCHEMA) || json_integer_value(json_object_get(*out, "step")) != step ||
         json_integer_value(json_object_get(*out, "attempt")) != attempt)
         return error_set(err, ERR_CORRUPT, "%s is not the manifest of step %" PRId64 ", attempt %d", name, step,
                          attempt);
@@ -256,7 +255,7 @@ static int load_manifest(const char *dir, int64_t step, int32_t attempt, json_t 
     struct buffer text;
     buffer_init(&text, MANIFEST_MAX);
     *out = NULL;
-    int rc = fs_join(path, sizeof path, err, dir, manifest_name);
+    int rc = fs_join(path, sizeof path, err, dir, MANIFEST_NAME);
     if (!rc)
         rc = fs_read_regular(path, &text, err);
     if (!rc)
@@ -358,11 +357,11 @@ int checkpoint_faults(const Boost__VerifyCheckpoint *o, struct arena *mem, char 
 static int spec_of(const json_t *manifest, const char *dir, struct arena *a, Boost__JobSpec **out, struct error *err)
 {
     char *text = json_dumps(json_object_get(manifest, "spec"), 0);
-    int rc = text ? ERR_OK : error_set(err, ERR_CORRUPT, "%s/%s holds no job", dir, manifest_name);
+    int rc = text ? ERR_OK : error_set(err, ERR_CORRUPT, "%s/%s holds no job", dir, MANIFEST_NAME);
     if (!rc && !(*out = (Boost__JobSpec *)reflect_new(a, &boost__job_spec__descriptor)))
         rc = error_set(err, ERR_NOMEM, "no memory for the manifest of %s", dir);
     if (!rc)
-        rc = json_read(&(*out)->base, a, manifest_name, text, strlen(text),
+        rc = json_read(&(*out)->base, a, MANIFEST_NAME, text, strlen(text),
                        &(struct read_options){.allow_unknown = true}, err);
     free(text);
     return rc;
@@ -383,7 +382,7 @@ int checkpoint_spec_of(const char *text, size_t len, int64_t step, int32_t attem
 {
     json_t *manifest = NULL;
     *out = NULL;
-    int rc = read_manifest(text, len, manifest_name, step, attempt, &manifest, err);
+    int rc = read_manifest(text, len, MANIFEST_NAME, step, attempt, &manifest, err);
     if (!rc)
         rc = spec_of(manifest, "the checkpoint", a, out, err);
     json_decref(manifest);
@@ -527,7 +526,7 @@ int checkpoints_find(const char *parent, struct arena *mem, Boost__TaskReply *ou
 static int remove_in_place(const char *dir, struct error *err)
 {
     char manifest[PATH_MAX];
-    int rc = fs_join(manifest, sizeof manifest, err, dir, manifest_name);
+    int rc = fs_join(manifest, sizeof manifest, err, dir, MANIFEST_NAME);
     if (!rc && unlink(manifest) < 0 && errno != ENOENT)
         rc = error_errno(err, errno, "cannot remove %s", manifest);
     return rc ? rc : fs_remove_tree(dir, err);
@@ -588,7 +587,7 @@ int checkpoints_clear_torn(const char *parent, int32_t first, int32_t last, stru
         rc = fs_join(dir, sizeof dir, err, parent, e->d_name);
         if (rc || !parse_dir(dir, &step, &k) || k < first || k > last)
             continue;
-        rc = fs_join(manifest, sizeof manifest, err, dir, manifest_name);
+        rc = fs_join(manifest, sizeof manifest, err, dir, MANIFEST_NAME);
         if (!rc && lstat(manifest, &st) < 0 && errno == ENOENT)
             rc = checkpoint_delete(dir, err);
     }

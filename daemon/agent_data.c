@@ -128,8 +128,10 @@ static int fetch_files(struct cache *c, int64_t *moved, struct error *err)
             continue;
         which[n] = i;
         rc = cache_item_parse(file_at(spec, i)->path, &items[n], err);
-        if (!rc && asprintf(&paths[n], "%s/%s", c->dir, items[n].name) < 0)
+        if (!rc && asprintf(&paths[n], "%s/%s", c->dir, items[n].name) < 0) {
+            paths[n] = NULL; /* whatever a call that failed has left in it */
             rc = error_set(err, ERR_NOMEM, "no memory for a path");
+        }
         if (rc) {
             name_file(spec, i, err);
             break;

@@ -15,10 +15,10 @@
 #include "daemon/agent_tool.h"
 #include "proto/base/fs.h"
 #include "proto/jobfile.h"
+#include "proto/manifest.h"
 #include "worker/plan/plan.h"
 
 enum { MANIFEST_ARENA = 256 << 20, FILES_MAX = 4096 };
-static const char manifest_name[] = "manifest.json";
 static const char index_name[] = "model.safetensors.index.json", single_name[] = "model.safetensors";
 
 struct init {
@@ -124,7 +124,7 @@ static int list_shards(const struct buffer *manifest, struct list *l, struct are
     json_t *top = json_loads((char *)manifest->data, 0, NULL), *one, *shards = json_object_get(top, "shards");
     size_t i;
     int rc = json_array_size(shards) ? make_list(l, json_array_size(shards), mem, err)
-                                     : error_set(err, ERR_CORRUPT, "%s lists no shards", manifest_name);
+                                     : error_set(err, ERR_CORRUPT, "%s lists no shards", MANIFEST_NAME);
     json_array_foreach(shards, i, one)
     {
         if (!rc)
@@ -176,7 +176,7 @@ static int look_checkpoint(const struct cache *c, const struct init *x, struct l
     struct buffer text;
     Boost__JobSpec *was = NULL;
     buffer_init(&text, 0);
-    int rc = text_of(c, x, manifest_name, &text, err);
+    int rc = text_of(c, x, MANIFEST_NAME, &text, err);
     if (rc == ERR_NOT_FOUND)
         error_hint(err, "only a directory with its manifest.json is a whole checkpoint");
     if (!rc)
@@ -237,8 +237,10 @@ static int fetch_list(struct cache *c, const struct init *x, const struct list *
     int rc = files && strings ? ERR_OK : error_set(err, ERR_NOMEM, "no memory for a list of files");
     for (size_t i = 0; !rc && i < l->n; i++) {
         strings[2 * i] = url_of(x, l->names[i], err);
-        if (!strings[2 * i] || asprintf(&strings[2 * i + 1], "%s/%s", dir, l->names[i]) < 0)
+        if (!strings[2 * i] || asprintf(&strings[2 * i + 1], "%s/%s", dir, l->names[i]) < 0) {
+            strings[2 * i + 1] = NULL; /* whatever a call that failed has left in it */
             rc = error_set(err, ERR_NOMEM, "no memory for a list of files");
+        }
         files[i] = (struct cache_file){.url = strings[2 * i], .path = strings[2 * i + 1], .keep_etag = keep_etag};
     }
     if (!rc && (rc = cache_fetch(c, files, l->n, moved, &at, err)))
@@ -269,7 +271,7 @@ static int keep_manifest(const char *part, const char *dir, const struct buffer 
     char path[PATH_MAX];
     struct buffer was;
     buffer_init(&was, manifest->len + 1);
-    int rc = fs_join(path, sizeof path, err, dir, manifest_name);
+    int rc = fs_join(path, sizeof path, err, dir, MANIFEST_NAME);
     size_t len = manifest->len - 1;
     *carried = !rc && !fs_read_regular(path, &was, NULL) && was.len == len && !memcmp(was.data, manifest->data, len);
     buffer_free(&was);
@@ -306,7 +308,7 @@ static int fetch_checkpoint(struct cache *c, const struct init *x, char *worker,
     buffer_init(&manifest, 0);
     int rc = fs_join(dir, sizeof dir, err, part, x->step);
     if (!rc)
-        rc = text_of(c, x, manifest_name, &manifest, err);
+        rc = text_of(c, x, MANIFEST_NAME, &manifest, err);
     if (!rc)
         rc = list_shards(&manifest, &l, mem, err);
     for (bool again = true; !rc && again;) {

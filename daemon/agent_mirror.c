@@ -14,9 +14,10 @@
 #include "daemon/agent_checkpoint.h"
 #include "proto/base/crc32c.h"
 #include "proto/base/fs.h"
+#include "proto/manifest.h"
 
-enum { CHUNK = 1 << 20, MANIFEST_MAX = 64 << 20 };
-static const char manifest_name[] = "manifest.json", fetching[] = ".fetching";
+enum { CHUNK = 1 << 20, KEYS_MAX = 64 << 20 };
+static const char fetching[] = ".fetching";
 
 /* ---- places ---- */
 
@@ -101,11 +102,11 @@ static int copy_manifest(struct s3 *s, const Boost__MirrorCheckpoint *o, int64_t
     struct buffer text;
     struct s3_url at;
     buffer_init(&text, MANIFEST_MAX);
-    int rc = fs_join(path, sizeof path, err, o->dir, manifest_name);
+    int rc = fs_join(path, sizeof path, err, o->dir, MANIFEST_NAME);
     if (!rc)
         rc = fs_read_regular(path, &text, err);
     if (!rc)
-        rc = place(o->mirror, o->dir, manifest_name, &at, NULL, err);
+        rc = place(o->mirror, o->dir, MANIFEST_NAME, &at, NULL, err);
     if (!rc) {
         snprintf(crc, sizeof crc, "%08x", crc32c(0, text.data, text.len));
         rc = s3_put(s, &at, text.data, text.len, crc, err);
@@ -205,7 +206,7 @@ static int fetch_all(struct s3 *s, const Boost__VerifyCheckpoint *o, const char 
     struct buffer manifest;
     char path[PATH_MAX];
     buffer_init(&manifest, MANIFEST_MAX);
-    int rc = place(o->mirror, o->dir, manifest_name, &at, NULL, err);
+    int rc = place(o->mirror, o->dir, MANIFEST_NAME, &at, NULL, err);
     if (!rc)
         rc = s3_get_text(s, &at, &manifest, err);
     http_progress_total(progress, bytes_of(o->shards, o->n_shards));
@@ -221,7 +222,7 @@ static int fetch_all(struct s3 *s, const Boost__VerifyCheckpoint *o, const char 
             http_progress_passed(progress, o->shards[i]->bytes);
     }
     if (!rc)
-        rc = fs_join(path, sizeof path, err, tmp, manifest_name);
+        rc = fs_join(path, sizeof path, err, tmp, MANIFEST_NAME);
     if (!rc)
         rc = fs_write_durable(path, manifest.data, manifest.len, 0644, err);
     *moved += rc ? 0 : (int64_t)manifest.len;
@@ -276,8 +277,8 @@ int mirror_delete(struct s3 *s, const char *dir, const char *mirror, struct erro
     struct s3_url at, prefix;
     struct keys keys;
     int count = 0;
-    buffer_init(&keys.names, MANIFEST_MAX);
-    int rc = place(mirror, dir, manifest_name, &at, NULL, err);
+    buffer_init(&keys.names, KEYS_MAX);
+    int rc = place(mirror, dir, MANIFEST_NAME, &at, NULL, err);
     if (!rc)
         rc = s3_delete(s, &at, err);
     if (!rc)

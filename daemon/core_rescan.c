@@ -23,7 +23,9 @@ static struct checkpoint *add(struct core *c, struct job *job, const Boost__Foun
 {
     char *dir = checkpoint_dir_of(c, job), *path = NULL;
     struct checkpoint *k = NULL;
-    if (dir && asprintf(&path, "%s/step-%" PRId64 ".a%d", dir, x->step, x->attempt) >= 0)
+    if (!dir || asprintf(&path, "%s/step-%" PRId64 ".a%d", dir, x->step, x->attempt) < 0)
+        path = NULL; /* whatever a call that failed has left in it */
+    if (path)
         k = job_add_checkpoint(job, x->step, x->attempt, x->world);
     if (k) {
         k->state = CKPT(COMMITTED);

@@ -10,11 +10,11 @@
 
 #include "proto/base/fs.h"
 #include "proto/json.h"
+#include "proto/manifest.h"
 #include "proto/reflect.h"
 #include "worker/ckpt_weights.h"
 
 enum {
-    MANIFEST_MAX = 16 << 20, /* of 65536 shards; parsed it takes 30 times that */
     SPEC_ARENA = 64 << 20,
     READ_AT_ONCE = 1 << 16,
     ANY_LENGTH = 64,
@@ -49,7 +49,7 @@ int ckpt_dir_manifest(const char *dir, json_t **out, struct error *err)
     struct buffer text;
     *out = NULL;
     buffer_init(&text, MANIFEST_MAX);
-    int rc = fs_join(path, sizeof path, err, dir, "manifest.json");
+    int rc = fs_join(path, sizeof path, err, dir, MANIFEST_NAME);
     if (!rc)
         rc = fs_read_regular(path, &text, err);
     if (!rc && !(*out = json_loadb(text.data ? (char *)text.data : "", text.len, 0, &where)))
@@ -64,7 +64,7 @@ static int load_manifest(struct ckpt_dir *d, struct error *err)
     if (rc == ERR_NOT_FOUND)
         rc = error_set(err, ERR_CORRUPT, "manifest.json is missing: the checkpoint was never complete");
     const char *schema = rc ? NULL : json_string_value(json_object_get(d->manifest, "schema"));
-    if (!rc && (!schema || strcmp(schema, "boost.checkpoint/1") ||
+    if (!rc && (!schema || strcmp(schema, MANIFEST_SCHEMA) ||
                 json_integer_value(json_object_get(d->manifest, "step")) != d->step ||
                 json_integer_value(json_object_get(d->manifest, "attempt")) != d->attempt))
         rc = error_set(err, ERR_CORRUPT, "manifest.json is not that of step %" PRId64 ", attempt %" PRId64, d->step,

@@ -14,6 +14,7 @@
 #include "proto/base/clock.h"
 #include "proto/base/fs.h"
 #include "proto/json.h"
+#include "proto/manifest.h"
 #include "proto/version.h"
 #include "worker/checkpoint_internal.h"
 #include "worker/ckpt_place.h"
@@ -226,7 +227,7 @@ static int write_manifest(const char *path, int64_t step, const Boost__JobSpec *
 {
     char now[CLOCK_TEXT];
     json_t *m = json_pack("{s:s, s:s, s:i, s:i, s:I, s:i, s:s, s:s, s:s, s:s, s:[{s:i, s:s, s:I, s:I}], s:o}", "schema",
-                          "boost.checkpoint/1", "store_id", "", "job", 0, "attempt", 1, "step", (json_int_t)step,
+                          MANIFEST_SCHEMA, "store_id", "", "job", 0, "attempt", 1, "step", (json_int_t)step,
                           "world", 1, "written", clock_rfc3339(clock_wall_ns(), now), "version", boost_version(),
                           "build", boost_build_id(), "holds", "weights", "shards", "rank", 0, "file", file, "bytes",
                           (json_int_t)sum->bytes, "crc32c", (json_int_t)sum->crc32c, "spec", json_tree(&spec->base));
@@ -258,7 +259,7 @@ int ckpt_write_weights(const char *to, int64_t step, const Boost__JobSpec *spec,
     if (!rc)
         rc = write_shard(path, step, items, n, rows, arg, &sum, err);
     if (!rc)
-        rc = fs_join(path, sizeof path, err, d.temp, "manifest.json");
+        rc = fs_join(path, sizeof path, err, d.temp, MANIFEST_NAME);
     if (!rc)
         rc = write_manifest(path, step, spec, file, &sum, err);
     return new_dir_end(&d, rc, err);

@@ -11,6 +11,7 @@
 #include "proto/base/bf16.h"
 #include "proto/base/f16.h"
 #include "proto/base/fs.h"
+#include "proto/manifest.h"
 #include "worker/ckpt_weights.h"
 #include "worker/hf.h"
 
@@ -373,6 +374,6 @@ bool hf_is_dir(const char *dir)
 {
     char config[PATH_MAX], manifest[PATH_MAX];
     return !fs_join(config, sizeof config, NULL, dir, "config.json") &&
-           !fs_join(manifest, sizeof manifest, NULL, dir, "manifest.json") && !access(config, F_OK) &&
+           !fs_join(manifest, sizeof manifest, NULL, dir, MANIFEST_NAME) && !access(config, F_OK) &&
            access(manifest, F_OK);
 }

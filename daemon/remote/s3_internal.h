@@ -6,7 +6,8 @@
 #include "daemon/remote/sigv4.h"
 #include "daemon/remote/xml.h"
 
-enum { S3_ANSWER = 8 << 20 };
+/* Of an answer that goes into no file: a page of a list, or an object that is read whole, as a manifest is. */
+enum { S3_ANSWER = 16 << 20 };
 
 struct s3 {
     struct http *http;
