@@ -145,7 +145,7 @@ def test_a_damaged_copy_is_not_believed(c):
 def test_agent_killed_in_the_middle_of_an_upload(c):
     """The third part hangs: the agent is killed there. The next one sends the parts that are missing."""
     with store.lock:
-        store.faults[:] = [{"method": "PUT", "match": "partNumber=3", "delay": 60, "times": 1}]
+        store.faults[:] = [{"method": "PUT", "match": "partNumber=3", "delay": 60, "times": 100}]
         before = len(store.requests)
     job = submit(c, "cut", every=0)
     c.wait_state(job, "COMPLETED")
