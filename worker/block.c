@@ -1,18 +1,83 @@
 /* A decoder block, the same for every strategy: two norms, attention and the gated MLP between the linear
- * layers of four sites. What a strategy does there is behind its table. */
+ * layers of four sites. What a strategy does there is behind its table.
+ *
+ * Where sums over ranks are overlapped the rows of a micro-batch are two slices, and each goes through the block in
+ * sections: a section begins with the wait for a sum and ends with the next one's begin, and while a slice is summed
+ * the other is in its section. worker/README.md, "Overlap". */
 #include "worker/engine_internal.h"
+
+/* ---- sections ---- */
+
+typedef int part(struct engine *e, int64_t layer, struct error *err);
+
+/* From the end of a sum to the begin of the next one; a part may be absent. joins: whether the middle wants all rows at
+ * once, so that the slices wait for each other there; NULL: it does not. */
+struct section {
+    part *from_sum, *middle, *to_sum;
+    bool (*joins)(const struct engine *e);
+};
+
+/* All rows, or two slices of them. */
+static int slices_of(const struct engine *e, struct rows out[PLAN_SLICES])
+{
+    int64_t first = plan_first_slice(e->plan), T = e->plan->T;
+    out[0] = (struct rows){0, first};
+    out[1] = (struct rows){first, T - first};
+    return first < T ? 2 : 1;
+}
+
+/* A slice's products run while the other one is summed: by their place and not by what is under way, so that those of a
+ * re-forward are the same. */
+static void take_rows(struct engine *e, int slice, const struct rows *rows)
+{
+    e->slice = slice;
+    e->rows = *rows;
+    if (e->k->set_spare)
+        e->k->set_spare(e->ks, rows->count < e->plan->T ? COMM_PROCESSORS : 0);
+}
+
+static int slice_by_slice(struct engine *e, part *const parts[], int count, int64_t layer, struct error *err)
+{
+    const struct rows all = {0, e->plan->T};
+    struct rows slices[PLAN_SLICES];
+    int n = slices_of(e, slices), rc = ERR_OK;
+    for (int s = 0; s < n && !rc; s++) {
+        take_rows(e, s, &slices[s]);
+        for (int i = 0; i < count && !rc; i++)
+            rc = parts[i] ? parts[i](e, layer, err) : ERR_OK;
+    }
+    take_rows(e, 0, &all);
+    return rc;
+}
+
+/* A section of all slices, one after the other but for a middle that joins them. */
+static int run(struct engine *e, const struct section *s, int64_t layer, struct error *err)
+{
+    part *const parts[] = {s->from_sum, s->middle, s->to_sum};
+    if (!s->joins || !s->joins(e))
+        return slice_by_slice(e, parts, 3, layer, err);
+    int rc = slice_by_slice(e, &parts[0], 1, layer, err);
+    if (!rc)
+        rc = s->middle(e, layer, err);
+    return rc ? rc : slice_by_slice(e, &parts[2], 1, layer, err);
+}
+
+/* ---- what the parts work on ---- */
 
 static void *output_at(const struct engine *e, enum plan_site site, int j, void *base)
 {
     return act_at(e, base, site_output(e, site, j).at);
 }
 
+/* From the first row at work. */
 struct qkv {
     void *q, *k, *v;
 };
 static struct qkv split_qkv(const struct engine *e, void *base)
 {
-    return (struct qkv){base, output_at(e, SITE_QKV, 1, base), output_at(e, SITE_QKV, 2, base)};
+    const struct attention *a = &e->attention;
+    return (struct qkv){act_rows(e, base, a->ldq), act_rows(e, output_at(e, SITE_QKV, 1, base), a->ldk),
+                        act_rows(e, output_at(e, SITE_QKV, 2, base), a->ldv)};
 }
 
 static void rope_qk(struct engine *e, const struct qkv *x, bool inverse)
@@ -20,61 +85,62 @@ static void rope_qk(struct engine *e, const struct qkv *x, bool inverse)
     const struct plan *p = e->plan;
     const struct attention *a = &e->attention;
     bool joined = e->strategy->joined; /* k's heads follow q's in a row */
-    e->k->rope(e->ks, p->T, p->s, joined ? a->h + a->hk : a->h, a->e, a->ldq, p->rope_theta, inverse, x->q);
+    int64_t rows = e->rows.count;
+    e->k->rope(e->ks, rows, p->s, joined ? a->h + a->hk : a->h, a->e, a->ldq, p->rope_theta, inverse, x->q);
     if (!joined)
-        e->k->rope(e->ks, p->T, p->s, a->hk, a->e, a->ldk, p->rope_theta, inverse, x->k);
+        e->k->rope(e->ks, rows, p->s, a->hk, a->e, a->ldk, p->rope_theta, inverse, x->k);
 }
 
-/* gate and up, rows of `width` at a distance of ld. */
+/* A sequence stays whole; and a library's tensors begin on 16 bytes, which the second slice's log-sum-exps may not. */
+static bool attention_joins_rows(const struct engine *e)
+{
+    enum { ALIGN = 16 };
+    int64_t statistics = plan_first_slice(e->plan) * e->attention.h * (int64_t)dtype_size(e->k->stat);
+    return e->plan->micro_batch == 1 || statistics % ALIGN;
+}
+
+static struct attention attention_of(const struct engine *e, const struct rows *rows)
+{
+    struct attention a = e->attention;
+    a.b = rows->count / a.s;
+    return a;
+}
+
+int block_attentions(const struct engine *e, struct attention out[PLAN_SLICES])
+{
+    struct rows slices[PLAN_SLICES];
+    int n = slices_of(e, slices);
+    out[0] = e->attention;
+    if (attention_joins_rows(e))
+        return 1;
+    for (int s = 0; s < n; s++)
+        out[s] = attention_of(e, &slices[s]);
+    return n > 1 && out[0].b == out[1].b ? 1 : n;
+}
+
+/* Gate and up, rows of `width` at a distance of ld, from the first row at work. */
 struct gate_up {
     void *gate, *up;
     int64_t rows, width, ld;
 };
 static struct gate_up split_gate_up(const struct engine *e, void *base)
 {
-    int64_t rows = e->plan->T, width = e->w.out[PROJ_GATE];
-    return (struct gate_up){base, output_at(e, SITE_GU, 1, base), rows, width, site_output(e, SITE_GU, 0).ld};
+    int64_t width = e->w.out[PROJ_GATE], ld = site_output(e, SITE_GU, 0).ld;
+    return (struct gate_up){act_rows(e, base, ld), act_rows(e, output_at(e, SITE_GU, 1, base), ld), e->rows.count,
+                            width, ld};
 }
 
-/* From norm1's input to ctx and o's latent. */
-static int attention_forward(struct engine *e, int64_t i, bool again, struct error *err)
+static bool ends_stage(const struct engine *e, int64_t i)
 {
-    void *n = norm_n(e, SITE_QKV, i), *ctx = engine_buffer(e, BUF_CTX, i);
-    struct qkv x = split_qkv(e, engine_buffer(e, BUF_QKV, i));
-    int rc = e->strategy->latent(e, SITE_QKV, i, n, again, err);
-    if (!rc)
-        rc = e->strategy->output(e, SITE_QKV, i, n, NULL, x.q, err);
-    if (rc)
-        return rc;
-    rope_qk(e, &x, false);
-    e->k->attention_forward(e->ks, &e->attention, x.q, x.k, x.v, ctx, engine_buffer(e, BUF_LSE, i),
-                            engine_buffer(e, BUF_ATTENTION, 0));
-    return e->strategy->latent(e, SITE_O, i, ctx, again, err);
-}
-
-/* From norm2's output to the product and down's latent; where that was kept, to gate and up: the backward makes the
- * product itself. */
-static int mlp_forward(struct engine *e, int64_t i, bool again, struct error *err)
-{
-    struct gate_up x = split_gate_up(e, engine_buffer(e, BUF_GU, i));
-    void *n = norm_n(e, SITE_GU, i), *prod = engine_buffer(e, BUF_PROD, 0);
-    int rc = e->strategy->latent(e, SITE_GU, i, n, again, err);
-    if (!rc)
-        rc = e->strategy->output(e, SITE_GU, i, n, NULL, x.gate, err);
-    if (rc)
-        return rc;
-    if (!again)
-        e->k->glu_forward(e->ks, x.rows, x.width, x.ld, e->plan->mlp_silu, x.gate, x.up, prod);
-    return e->strategy->latent(e, SITE_DOWN, i, prod, again, err);
+    return i + 1 == e->stage.layer0 + e->stage.layers;
 }
 
 /* The residual behind a block, or what it is the sum of. Whole, it lies where the next norm, the head's or the next
  * stage's want it. */
 struct addends block_sum(const struct engine *e, int64_t i)
 {
-    bool last = i + 1 == e->stage.layer0 + e->stage.layers;
     if (e->adds)
-        return (struct addends){last ? engine_buffer(e, BUF_XF, 0) : engine_buffer(e, BUF_X1, i + 1), NULL};
+        return (struct addends){ends_stage(e, i) ? engine_buffer(e, BUF_XF, 0) : engine_buffer(e, BUF_X1, i + 1), NULL};
     return (struct addends){engine_buffer(e, BUF_X2, i), engine_buffer(e, BUF_Y, 0)};
 }
 
@@ -93,91 +159,278 @@ static int add_output(struct engine *e, enum plan_site site, int64_t i, const vo
     return e->strategy->output(e, site, i, input, e->adds ? residual : NULL, e->adds ? sum->x : sum->y, err);
 }
 
-/* All of a block but its last layer, whose output no backward wants. x: what norm1 adds up. again: only what recompute
- * did not keep. */
-static int body(struct engine *e, int64_t i, struct addends x, bool again, struct error *err)
+/* ---- forward ---- */
+
+/* The sum behind o is a collective where the latent is cut: with the latents x2 was kept then. */
+static bool kept_middle(const struct engine *e)
 {
-    const void *ctx = engine_buffer(e, BUF_CTX, i);
-    struct addends middle = middle_sum(e, i);
-    bool kept = again && e->cut->latent; /* the sum behind o is a collective there, so x2 was kept */
-    int rc = norm_forward(e, SITE_QKV, i, x.x, x.y, again, err);
-    if (!rc)
-        rc = attention_forward(e, i, again, err);
-    if (!rc && !kept)
-        rc = add_output(e, SITE_O, i, ctx, engine_buffer(e, BUF_X1, i), &middle, err);
-    if (kept)
-        middle = (struct addends){engine_buffer(e, BUF_X2, i), NULL};
-    if (!rc)
-        rc = norm_forward(e, SITE_GU, i, middle.x, middle.y, again, err);
-    if (!rc)
-        rc = mlp_forward(e, i, again, err);
-    return rc;
+    return e->again && e->cut->latent;
 }
+
+static int norm1(struct engine *e, int64_t i, struct error *err)
+{
+    bool first = i == e->stage.layer0; /* the embedding or the stage before has put it there */
+    struct addends sum = first ? (struct addends){engine_buffer(e, BUF_X1, i), NULL} : block_sum(e, i - 1);
+    return norm_forward(e, SITE_QKV, i, &sum, err);
+}
+
+/* Its input is summed up. */
+static int norm1_again(struct engine *e, int64_t i, struct error *err)
+{
+    return norm_forward(e, SITE_QKV, i, &(struct addends){engine_buffer(e, BUF_X1, i), NULL}, err);
+}
+
+static int qkv_latent(struct engine *e, int64_t i, struct error *err)
+{
+    return e->strategy->latent(e, SITE_QKV, i, norm_n(e, SITE_QKV, i), err);
+}
+
+static int qkv_output(struct engine *e, int64_t i, struct error *err)
+{
+    return e->strategy->output(e, SITE_QKV, i, norm_n(e, SITE_QKV, i), NULL, engine_buffer(e, BUF_QKV, i), err);
+}
+
+static int attention(struct engine *e, int64_t i, struct error *err)
+{
+    struct attention a = attention_of(e, &e->rows);
+    struct qkv x = split_qkv(e, engine_buffer(e, BUF_QKV, i));
+    (void)err;
+    rope_qk(e, &x, false);
+    e->k->attention_forward(e->ks, &a, x.q, x.k, x.v, act_rows(e, engine_buffer(e, BUF_CTX, i), a.ldo),
+                            stat_rows(e, engine_buffer(e, BUF_LSE, i), a.h), engine_buffer(e, BUF_ATTENTION, 0));
+    return ERR_OK;
+}
+
+static int o_latent(struct engine *e, int64_t i, struct error *err)
+{
+    return e->strategy->latent(e, SITE_O, i, engine_buffer(e, BUF_CTX, i), err);
+}
+
+static int o_output(struct engine *e, int64_t i, struct error *err)
+{
+    struct addends sum = middle_sum(e, i);
+    if (kept_middle(e))
+        return ERR_OK;
+    return add_output(e, SITE_O, i, engine_buffer(e, BUF_CTX, i), engine_buffer(e, BUF_X1, i), &sum, err);
+}
+
+static int norm2(struct engine *e, int64_t i, struct error *err)
+{
+    struct addends sum = kept_middle(e) ? (struct addends){engine_buffer(e, BUF_X2, i), NULL} : middle_sum(e, i);
+    return norm_forward(e, SITE_GU, i, &sum, err);
+}
+
+static int gu_latent(struct engine *e, int64_t i, struct error *err)
+{
+    return e->strategy->latent(e, SITE_GU, i, norm_n(e, SITE_GU, i), err);
+}
+
+static int gu_output(struct engine *e, int64_t i, struct error *err)
+{
+    return e->strategy->output(e, SITE_GU, i, norm_n(e, SITE_GU, i), NULL, engine_buffer(e, BUF_GU, i), err);
+}
+
+/* Where down's latent was kept nobody wants it: the backward makes it itself. */
+static int product(struct engine *e, int64_t i, struct error *err)
+{
+    struct gate_up x = split_gate_up(e, engine_buffer(e, BUF_GU, i));
+    (void)err;
+    if (!e->again)
+        e->k->glu_forward(e->ks, x.rows, x.width, x.ld, e->plan->mlp_silu, x.gate, x.up,
+                          act_rows(e, engine_buffer(e, BUF_PROD, 0), x.width));
+    return ERR_OK;
+}
+
+static int down_latent(struct engine *e, int64_t i, struct error *err)
+{
+    return e->strategy->latent(e, SITE_DOWN, i, engine_buffer(e, BUF_PROD, 0), err);
+}
+
+static int down_output(struct engine *e, int64_t i, struct error *err)
+{
+    struct addends sum = block_sum(e, i);
+    return add_output(e, SITE_DOWN, i, engine_buffer(e, BUF_PROD, 0), engine_buffer(e, BUF_X2, i), &sum, err);
+}
+
+static int next_norm1(struct engine *e, int64_t i, struct error *err)
+{
+    return ends_stage(e, i) ? ERR_OK : norm1(e, i + 1, err);
+}
+
+static int next_qkv_latent(struct engine *e, int64_t i, struct error *err)
+{
+    return ends_stage(e, i) ? ERR_OK : qkv_latent(e, i + 1, err);
+}
+
+static const struct section enter = {NULL, norm1, qkv_latent, norm_joins_rows};
+static const struct section enter_again = {NULL, norm1_again, qkv_latent, norm_joins_rows};
+static const struct section forward[] = {
+    {qkv_output, attention, o_latent, attention_joins_rows},
+    {o_output, norm2, gu_latent, norm_joins_rows},
+    {gu_output, product, down_latent, NULL},
+    {down_output, next_norm1, next_qkv_latent, norm_joins_rows},
+};
+enum { SECTIONS = sizeof forward / sizeof forward[0], AGAIN = SECTIONS - 1 /* no backward wants down's output */ };
 
 int block_forward(struct engine *e, int64_t i, struct error *err)
 {
-    struct addends in = {engine_buffer(e, BUF_X1, i), NULL}, out = block_sum(e, i);
-    bool first = i == e->stage.layer0; /* the embedding or the stage before has put it there */
+    int rc = ERR_OK;
     engine_range(e, "forward of block %lld", (long long)i);
-    int rc = body(e, i, first ? in : block_sum(e, i - 1), false, err);
-    if (!rc)
-        rc = add_output(e, SITE_DOWN, i, engine_buffer(e, BUF_PROD, 0), engine_buffer(e, BUF_X2, i), &out, err);
+    if (i == e->stage.layer0)
+        rc = run(e, &enter, i, err);
+    for (int k = 0; k < SECTIONS && !rc; k++)
+        rc = run(e, &forward[k], i, err);
     engine_range_end(e);
     return rc;
 }
 
-static int mlp_backward(struct engine *e, int64_t i, struct error *err)
+/* ---- backward ---- */
+
+static bool recomputes(const struct engine *e)
 {
-    struct gate_up x = split_gate_up(e, engine_buffer(e, BUF_GU, i));
-    struct gate_up dx = split_gate_up(e, engine_buffer(e, BUF_DOUTER, 0));
-    struct bundle down = bundle_at(e, SITE_DOWN, 0);
-    void *dy = engine_buffer(e, BUF_DX, 0), *dprod = engine_buffer(e, BUF_DINNER, 0);
-    void *prod = engine_buffer(e, BUF_PROD, 0);
-    int rc = e->strategy->backward(e, &down, i, NULL, dy, dprod, err);
-    if (rc)
-        return rc;
-    e->k->glu_backward(e->ks, x.rows, x.width, x.ld, e->plan->mlp_silu, x.gate, x.up, dprod, dx.gate, dx.up, prod);
-    e->strategy->weight(e, &down, i, prod, dy);
-    return normed_backward(e, SITE_GU, i, dx.gate, err);
+    return e->plan->recompute != BOOST__RECOMPUTE__VALUE__NONE;
 }
 
-static int attention_backward(struct engine *e, int64_t i, struct error *err)
-{
-    struct bundle o = bundle_at(e, SITE_O, 0);
-    void *dctx = engine_buffer(e, BUF_DINNER, 0), *ctx = engine_buffer(e, BUF_CTX, i);
-    struct qkv x = split_qkv(e, engine_buffer(e, BUF_QKV, i)), dx = split_qkv(e, engine_buffer(e, BUF_DOUTER, 0));
-    int rc = e->strategy->backward(e, &o, i, ctx, engine_buffer(e, BUF_DX, 0), dctx, err);
-    if (rc)
-        return rc;
-    e->k->attention_backward(e->ks, &e->attention, x.q, x.k, x.v, ctx, engine_buffer(e, BUF_LSE, i), dctx, dx.q, dx.k,
-                             dx.v, engine_buffer(e, BUF_ATTENTION, 0));
-    rope_qk(e, &dx, true);
-    return normed_backward(e, SITE_QKV, i, dx.q, err);
-}
-
-/* What the forward did not keep of this block. */
+/* What the forward did not keep of this block; `again` stays for the last of its latents. */
 static int reforward(struct engine *e, int64_t i, struct error *err)
 {
-    Boost__Recompute__Value mode = e->plan->recompute;
-    if (mode == BOOST__RECOMPUTE__VALUE__NONE)
-        return ERR_OK;
     engine_set_pass(e, PASS_RECOMPUTE);
-    struct addends x = {engine_buffer(e, BUF_X1, i), NULL}; /* summed up */
-    int rc = body(e, i, x, mode == BOOST__RECOMPUTE__VALUE__LOW_RANK, err);
-    if (!rc && e->strategy->settle)
-        rc = e->strategy->settle(e, SITE_DOWN, i, err);
+    e->again = e->plan->recompute == BOOST__RECOMPUTE__VALUE__LOW_RANK;
+    int rc = run(e, &enter_again, i, err);
+    for (int k = 0; k < AGAIN && !rc; k++)
+        rc = run(e, &forward[k], i, err);
     engine_set_pass(e, PASS_BACKWARD);
     return rc;
 }
 
+static int settle_down(struct engine *e, int64_t i, struct error *err)
+{
+    return recomputes(e) && e->strategy->settle ? e->strategy->settle(e, SITE_DOWN, i, err) : ERR_OK;
+}
+
+/* As far as the bottleneck of a site. */
+static int dlatents(struct engine *e, enum plan_site site, int64_t i, const void *dy, struct error *err)
+{
+    int rc = ERR_OK;
+    for (int j = 0; j < bundle_count(e, site) && e->strategy->dlatent && !rc; j++) {
+        struct bundle b = bundle_at(e, site, j);
+        rc = e->strategy->dlatent(e, &b, i, dy, err);
+    }
+    return rc;
+}
+
+static int down_dlatent(struct engine *e, int64_t i, struct error *err)
+{
+    return dlatents(e, SITE_DOWN, i, engine_buffer(e, BUF_DX, 0), err);
+}
+
+/* Without the gradient of the weight behind the product, which comes again first. */
+static int down_dinput(struct engine *e, int64_t i, struct error *err)
+{
+    struct bundle down = bundle_at(e, SITE_DOWN, 0);
+    return e->strategy->dinput(e, &down, i, NULL, engine_buffer(e, BUF_DX, 0), engine_buffer(e, BUF_DINNER, 0), err);
+}
+
+static int product_backward(struct engine *e, int64_t i, struct error *err)
+{
+    struct gate_up x = split_gate_up(e, engine_buffer(e, BUF_GU, i));
+    struct gate_up dx = split_gate_up(e, engine_buffer(e, BUF_DOUTER, 0));
+    struct bundle down = bundle_at(e, SITE_DOWN, 0);
+    const void *dprod = engine_buffer(e, BUF_DINNER, 0);
+    void *prod = engine_buffer(e, BUF_PROD, 0);
+    (void)err;
+    e->k->glu_backward(e->ks, x.rows, x.width, x.ld, e->plan->mlp_silu, x.gate, x.up, act_rows(e, dprod, x.width),
+                       dx.gate, dx.up, act_rows(e, prod, x.width));
+    e->strategy->weight(e, &down, i, prod, engine_buffer(e, BUF_DX, 0));
+    return ERR_OK;
+}
+
+static int gu_dlatent(struct engine *e, int64_t i, struct error *err)
+{
+    return dlatents(e, SITE_GU, i, engine_buffer(e, BUF_DOUTER, 0), err);
+}
+
+static int gu_dinput(struct engine *e, int64_t i, struct error *err)
+{
+    return normed_dinput(e, SITE_GU, i, engine_buffer(e, BUF_DOUTER, 0), err);
+}
+
+static int norm2_backward(struct engine *e, int64_t i, struct error *err)
+{
+    return norm_backward(e, SITE_GU, i, err);
+}
+
+static int o_dlatent(struct engine *e, int64_t i, struct error *err)
+{
+    return dlatents(e, SITE_O, i, engine_buffer(e, BUF_DX, 0), err);
+}
+
+static int o_dinput(struct engine *e, int64_t i, struct error *err)
+{
+    struct bundle o = bundle_at(e, SITE_O, 0);
+    return e->strategy->dinput(e, &o, i, engine_buffer(e, BUF_CTX, i), engine_buffer(e, BUF_DX, 0),
+                               engine_buffer(e, BUF_DINNER, 0), err);
+}
+
+static int attention_backward(struct engine *e, int64_t i, struct error *err)
+{
+    struct attention a = attention_of(e, &e->rows);
+    struct qkv x = split_qkv(e, engine_buffer(e, BUF_QKV, i)), dx = split_qkv(e, engine_buffer(e, BUF_DOUTER, 0));
+    const void *ctx = engine_buffer(e, BUF_CTX, i), *dctx = engine_buffer(e, BUF_DINNER, 0);
+    (void)err;
+    e->k->attention_backward(e->ks, &a, x.q, x.k, x.v, act_rows(e, ctx, a.ldo),
+                             stat_rows(e, engine_buffer(e, BUF_LSE, i), a.h), act_rows(e, dctx, a.ldo), dx.q, dx.k,
+                             dx.v, engine_buffer(e, BUF_ATTENTION, 0));
+    rope_qk(e, &dx, true);
+    return ERR_OK;
+}
+
+static int qkv_dlatent(struct engine *e, int64_t i, struct error *err)
+{
+    return dlatents(e, SITE_QKV, i, engine_buffer(e, BUF_DOUTER, 0), err);
+}
+
+static int qkv_dinput(struct engine *e, int64_t i, struct error *err)
+{
+    return normed_dinput(e, SITE_QKV, i, engine_buffer(e, BUF_DOUTER, 0), err);
+}
+
+static int norm1_backward(struct engine *e, int64_t i, struct error *err)
+{
+    return norm_backward(e, SITE_QKV, i, err);
+}
+
+/* Whether a block's backward is begun by that of the block behind it, whose end it is mixed with: not where its forward
+ * is to run again in between. */
+static bool begun_behind(const struct engine *e, int64_t i)
+{
+    return !recomputes(e) && !ends_stage(e, i);
+}
+
+static int next_down_dlatent(struct engine *e, int64_t i, struct error *err)
+{
+    return i > e->stage.layer0 && begun_behind(e, i - 1) ? down_dlatent(e, i - 1, err) : ERR_OK;
+}
+
+static const struct section enter_backward = {settle_down, NULL, down_dlatent, NULL};
+static const struct section backward[SECTIONS] = {
+    {down_dinput, product_backward, gu_dlatent, NULL},
+    {gu_dinput, norm2_backward, o_dlatent, norm_joins_rows},
+    {o_dinput, attention_backward, qkv_dlatent, attention_joins_rows},
+    {qkv_dinput, norm1_backward, next_down_dlatent, norm_joins_rows},
+};
+
 int block_backward(struct engine *e, int64_t i, struct error *err)
 {
+    int rc = ERR_OK;
     engine_range(e, "backward of block %lld", (long long)i);
-    int rc = reforward(e, i, err);
-    if (!rc)
-        rc = mlp_backward(e, i, err);
-    if (!rc)
-        rc = attention_backward(e, i, err);
+    if (recomputes(e))
+        rc = reforward(e, i, err);
+    if (!rc && !begun_behind(e, i))
+        rc = run(e, &enter_backward, i, err);
+    e->again = false;
+    for (int k = 0; k < SECTIONS && !rc; k++)
+        rc = run(e, &backward[k], i, err);
     engine_range_end(e);
     return rc;
 }

@@ -37,7 +37,7 @@ static int reduce_sums(struct engine *e, const struct bundle *b, void *sums, con
     return comm_all_reduce(&e->comms->tp, e->ks, &segment, 1, COMM_SUM, what, err);
 }
 
-int crossing_forward(struct engine *e, const struct bundle *b, int64_t layer, bool again, struct error *err)
+int crossing_forward(struct engine *e, const struct bundle *b, int64_t layer, struct error *err)
 {
     const struct site_params *site = &e->layers[layer].site[b->site];
     int64_t l = e->w.latent;
@@ -46,11 +46,11 @@ int crossing_forward(struct engine *e, const struct bundle *b, int64_t layer, bo
     struct param gate_bias = bundle_param(e, b, &site->gate_bias, l);
     void *u = bundle_part(e, BUF_U_QKV, b, layer, l), *sums = sums_of(e, b, layer);
     struct gated gated;
-    int rc = gate_forward(e, b, layer, again, &gated, err);
+    int rc = gate_forward(e, b, layer, &gated, err);
     if (rc)
         return rc;
-    e->k->cross_sum(e->ks, &c, latent_h(e, b, layer), gated.G, gated.ld, gate_bias.weight, u, again ? NULL : sums);
-    rc = again ? ERR_OK : reduce_sums(e, b, sums, "latent norm", err);
+    e->k->cross_sum(e->ks, &c, latent_h(e, b, layer), gated.G, gated.ld, gate_bias.weight, u, e->again ? NULL : sums);
+    rc = e->again ? ERR_OK : reduce_sums(e, b, sums, "latent norm", err);
     if (rc)
         return rc;
     e->k->cross_forward(e->ks, &c, u, sums, gain.weight, bias.weight, latent_z(e, b, layer));

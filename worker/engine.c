@@ -22,6 +22,16 @@ void *act_at(const struct engine *e, const void *base, int64_t elements)
     return (char *)base + elements * (int64_t)dtype_size(e->k->act);
 }
 
+void *act_rows(const struct engine *e, const void *base, int64_t ld)
+{
+    return act_at(e, base, e->rows.first * ld);
+}
+
+void *stat_rows(const struct engine *e, const void *base, int64_t ld)
+{
+    return (char *)base + e->rows.first * ld * (int64_t)dtype_size(e->k->stat);
+}
+
 struct param param_at(const struct engine *e, const struct param *p, int64_t elements)
 {
     return (struct param){act_at(e, p->weight, elements), (char *)p->grad + elements * (int64_t)dtype_size(e->k->grad)};
@@ -259,11 +269,14 @@ static int check_attention(struct engine *e, struct error *err)
 {
     const struct kernels *k = e->k;
     struct error why = {.code = ERR_OK};
+    struct attention shapes[PLAN_SLICES];
+    int n = block_attentions(e, shapes), rc = ERR_OK;
     if (e->attention.own)
         return ERR_OK;
-    int rc = k->attention_check
-                 ? k->attention_check(e->ks, &e->attention, engine_buffer(e, BUF_ATTENTION, 0), &why)
-                 : error_set(&why, ERR_UNSUPPORTED, "the kernels %s have no library's attention", k->name);
+    if (!k->attention_check)
+        rc = error_set(&why, ERR_UNSUPPORTED, "the kernels %s have no library's attention", k->name);
+    for (int i = 0; i < n && !rc; i++)
+        rc = k->attention_check(e->ks, &shapes[i], engine_buffer(e, BUF_ATTENTION, 0), &why);
     if (rc && e->plan->attention_cudnn) {
         *err = why;
         error_context(err, "parallel.attention: CUDNN");

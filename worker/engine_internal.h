@@ -52,24 +52,28 @@ struct strategy {
     void (*head_input_gradient)(struct engine *e, const struct rows *r);
     int (*head_scatter)(struct engine *e, struct error *err);
 
-    /* ---- the linear layers of a site: x its input, y its branches' outputs ---- */
+    /* ---- the linear layers of a site: x its input, y its branches' outputs, all of whose rows are given; done is
+     * what the rows at work want ---- */
     /* The outputs are columns of one matrix, [T, sum of widths]; else each is a matrix of its own, one behind the
      * other. See site_output(). */
     bool joined;
-    /* As far as the bottleneck. again: the latents were kept, make only what was not. */
-    int (*latent)(struct engine *e, enum plan_site site, int64_t layer, const void *x, bool again, struct error *err);
+    /* As far as the bottleneck, whose sums over ranks may be left under way. */
+    int (*latent)(struct engine *e, enum plan_site site, int64_t layer, const void *x, struct error *err);
     /* From there to the outputs; plus the residual unless that is NULL, which it is but for a site of one layer where
      * the engine `adds`. */
     int (*output)(struct engine *e, enum plan_site site, int64_t layer, const void *x, const void *residual, void *y,
                   struct error *err);
-    /* Gradients of a bundle's weights; dx of this bundle alone. dy is that of all branches. With x NULL the weight that
-     * x is multiplied with is left out, for weight(). */
-    int (*backward)(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy, void *dx,
-                    struct error *err);
-    /* What backward() left out, with the same dy, before the next backward(). */
-    void (*weight)(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy);
     /* Completes latents that no output() follows; NULL where they are complete at once. */
     int (*settle)(struct engine *e, enum plan_site site, int64_t layer, struct error *err);
+    /* Backward as far as the bottleneck, of one bundle; dy is that of all branches. Sums over ranks may be left under
+     * way. NULL where dinput() does all. */
+    int (*dlatent)(struct engine *e, const struct bundle *b, int64_t layer, const void *dy, struct error *err);
+    /* From there to dx, of this bundle alone. Both together make the gradients of its weights; with x NULL that of the
+     * one that x is multiplied with is left out, for weight(). */
+    int (*dinput)(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy, void *dx,
+                  struct error *err);
+    /* What dinput() left out, with the same dy, before the next dlatent(). */
+    void (*weight)(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy);
 };
 extern const struct strategy strategy_full, strategy_vanilla, strategy_btp;
 
@@ -129,10 +133,11 @@ struct engine {
     bool adds;            /* nothing is summed over ranks behind o and down: their products add the residual too */
     struct attention attention;
     int64_t head_rows;                      /* whose logits are kept at a time */
-    struct rows rows;                       /* at work in the linear layers: all, or a slice of them */
+    struct rows rows;                       /* at work in a block: all, or a slice of them */
+    int slice;                              /* which; 0: all */
+    bool again;                             /* a re-forward with latents that were kept is at work */
     struct overlap *overlap;                /* NULL: all-reduces are waited for at once */
-    int64_t calls[PLAN_SLICES][PROJ_COUNT]; /* of it, by slice and bundle; at most one of each under way */
-    bool begun;                             /* sums of the latest latents, by calls or done; false: they were kept */
+    int64_t calls[PLAN_SLICES][PROJ_COUNT]; /* of it, by slice and a bundle's first branch; one of each under way */
 
     int64_t tensor_count;
     struct plan_tensor *tensors;    /* of the stage, canonical order */
@@ -174,6 +179,9 @@ enum { MARK_COPIED };
 void *engine_buffer(const struct engine *e, enum plan_buffer buffer, int64_t layer);
 /* The address `elements` further on. */
 void *act_at(const struct engine *e, const void *base, int64_t elements);
+/* The first row at work of a [T, ld] tensor. */
+void *act_rows(const struct engine *e, const void *base, int64_t ld);
+void *stat_rows(const struct engine *e, const void *base, int64_t ld);
 struct param param_at(const struct engine *e, const struct param *p, int64_t elements);
 /* What the collectives that follow are counted as. */
 void engine_set_pass(struct engine *e, enum comm_pass pass);
@@ -214,9 +222,13 @@ struct addends {
     void *x, *y;
 };
 struct addends block_sum(const struct engine *e, int64_t layer);
+/* All blocks of the stage one after the other, upwards or downwards: each begins the next one, and no sum is under way
+ * behind the last. Backward BUF_DX goes from the gradient of a block's output to that of its input, and on behind
+ * block `layer` nothing adds to gradients of its weights any more. */
 int block_forward(struct engine *e, int64_t layer, struct error *err);
-/* BUF_DX: from the gradient of the block's output to that of its input. */
 int block_backward(struct engine *e, int64_t layer, struct error *err);
+/* Shapes that the attention is called with, the first n of these. */
+int block_attentions(const struct engine *e, struct attention out[PLAN_SLICES]);
 
 /* ---- the ends of the network (edges.c; the strategies' parts in edges_sharded.c, edges_replicated.c) ---- */
 
@@ -245,14 +257,20 @@ int replicated_head_scatter(struct engine *e, struct error *err);
 
 /* ---- norms (norm.c) ---- */
 
-/* x_out = x + y (y may be NULL) and its plain norm n; R [T] stat. The hidden dimension may be cut. */
+/* All of them of the rows at work. */
+
+/* Whether a block's norms have a call of their own, for which they want all rows at once. */
+bool norm_joins_rows(const struct engine *e);
+/* x_out = x + y (y may be NULL) and its plain norm n; R [T] stat: from the first row at work. The hidden dimension may
+ * be cut. */
 int plain_norm_forward(struct engine *e, const void *x, const void *y, const struct param *gain, void *x_out, void *R,
                        void *n, struct error *err);
-/* A block's norm, which is that in front of SITE_QKV or SITE_GU. again: its factor was kept. */
-int norm_forward(struct engine *e, enum plan_site site, int64_t layer, const void *x, const void *y, bool again,
-                 struct error *err);
-/* From dy, that of the site's outputs, through its layers and its norm: added to BUF_DX. */
-int normed_backward(struct engine *e, enum plan_site site, int64_t layer, const void *dy, struct error *err);
+/* A block's norm, which is that in front of SITE_QKV or SITE_GU, of what it adds up. */
+int norm_forward(struct engine *e, enum plan_site site, int64_t layer, const struct addends *sum, struct error *err);
+/* From the bottleneck of the site behind it (dy: of its outputs) through its layers; then through the norm. Added to
+ * BUF_DX, by the first where the norm is ONLINE, else by the second. */
+int normed_dinput(struct engine *e, enum plan_site site, int64_t layer, const void *dy, struct error *err);
+int norm_backward(struct engine *e, enum plan_site site, int64_t layer, struct error *err);
 /* Input and output of a block's norm, and its factor (before it is known, its statistic). */
 void *norm_x(const struct engine *e, enum plan_site site, int64_t layer);
 void *norm_n(const struct engine *e, enum plan_site site, int64_t layer);
@@ -276,7 +294,7 @@ struct param bundle_down(const struct engine *e, const struct bundle *b, int64_t
 void *latent_h(const struct engine *e, const struct bundle *b, int64_t layer);
 void *latent_z(const struct engine *e, const struct bundle *b, int64_t layer);
 /* From complete products to R and z = activation(Y), Y = R H (ONLINE) or H. `again`: R is known, z is to be made. */
-int latent_activate(struct engine *e, const struct bundle *b, int64_t layer, bool again, struct error *err);
+int latent_activate(struct engine *e, const struct bundle *b, int64_t layer, struct error *err);
 /* dz, complete, becomes dH; with ONLINE BUF_K becomes what the norm's backward wants of this bundle. */
 int latent_gradient(struct engine *e, const struct bundle *b, int64_t layer, void *dz, struct error *err);
 enum latent_act latent_activation(const struct engine *e);
@@ -286,7 +304,7 @@ enum latent_act latent_activation(const struct engine *e);
 /* Whether a block's latents take in those of the block before. */
 bool crosses(const struct engine *e, int64_t layer);
 /* From Y to z, with the z of the block before. */
-int crossing_forward(struct engine *e, const struct bundle *b, int64_t layer, bool again, struct error *err);
+int crossing_forward(struct engine *e, const struct bundle *b, int64_t layer, struct error *err);
 /* dz += what the block behind takes; then dz becomes dY, and BUF_CROSS what this block takes from the one before. */
 int crossing_backward(struct engine *e, const struct bundle *b, int64_t layer, void *dz, struct error *err);
 
@@ -295,9 +313,8 @@ struct gated {
     const void *G;
     int64_t ld;
 };
-/* again: its input is gathered already. */
-int gate_forward(struct engine *e, const struct bundle *b, int64_t layer, bool again, struct gated *out,
-                 struct error *err);
+/* `again`: its input is gathered already. */
+int gate_forward(struct engine *e, const struct bundle *b, int64_t layer, struct gated *out, struct error *err);
 /* Gradients of the gate's matrices; dp [T, c l] from du. */
 int gate_backward(struct engine *e, const struct bundle *b, int64_t layer, const void *du, void *dp, struct error *err);
 
@@ -338,8 +355,8 @@ struct fan {
 };
 void fan_forward(struct engine *e, const struct fan *f, const struct param *w, const void *x, const void *residual,
                  void *y);
-void fan_backward(struct engine *e, const struct fan *f, const struct param *w, const void *x, const void *dy,
-                  void *dx);
+void fan_input(struct engine *e, const struct fan *f, const struct param *w, const void *dy, void *dx);
+void fan_weight(struct engine *e, const struct fan *f, const struct param *w, const void *x, const void *dy);
 
 /* One all-reduce over tp of n elements of act. */
 int reduce_act(struct engine *e, void *data, int64_t n, const char *what, struct error *err);

@@ -211,15 +211,14 @@ static void *gate_input(const struct engine *e, const struct bundle *b, int64_t 
     return gathered ? bundle_part(e, BUF_P_QKV, b, layer, e->plan->r) : latent_z(e, b, layer - 1);
 }
 
-int gate_forward(struct engine *e, const struct bundle *b, int64_t layer, bool again, struct gated *out,
-                 struct error *err)
+int gate_forward(struct engine *e, const struct bundle *b, int64_t layer, struct gated *out, struct error *err)
 {
     void *before = latent_z(e, b, layer - 1), *p = gate_input(e, b, layer);
     if (e->plan->lax_gate == BOOST__LAX_GATE__VALUE__IDENTITY) {
         *out = (struct gated){before, e->w.latent};
         return ERR_OK;
     }
-    int rc = p != before && !again ? gather(e, b, before, p, "a gate's input", err) : ERR_OK;
+    int rc = p != before && !e->again ? gather(e, b, before, p, "a gate's input", err) : ERR_OK;
     if (rc)
         return rc;
     if (e->plan->lax_gate == BOOST__LAX_GATE__VALUE__LINEAR)

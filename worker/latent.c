@@ -50,31 +50,25 @@ enum latent_act latent_activation(const struct engine *e)
     return e->plan->latent_silu ? LATENT_SILU : LATENT_IDENTITY;
 }
 
-/* The first row at work of a [T] stat tensor. */
-static void *stat_at(const struct engine *e, void *base)
-{
-    return (char *)base + e->rows.first * (int64_t)dtype_size(e->k->stat);
-}
-
 /* The factor that is still to be applied to a site's latents; NULL: none. */
 static void *online_factor(const struct engine *e, enum plan_site site, int64_t layer)
 {
     bool normed = site == SITE_QKV || site == SITE_GU;
-    return normed && e->plan->norm_online ? stat_at(e, norm_factor(e, site, layer)) : NULL;
+    return normed && e->plan->norm_online ? stat_rows(e, norm_factor(e, site, layer), 1) : NULL;
 }
 
-int latent_activate(struct engine *e, const struct bundle *b, int64_t layer, bool again, struct error *err)
+int latent_activate(struct engine *e, const struct bundle *b, int64_t layer, struct error *err)
 {
     const struct plan *p = e->plan;
     void *H = latent_h(e, b, layer), *z = latent_z(e, b, layer), *R = online_factor(e, b->site, layer);
-    void *S = b->first == 0 && !again ? R : NULL; /* R takes its place, for the bundles that follow */
+    void *S = b->first == 0 && !e->again ? R : NULL; /* R takes its place, for the bundles that follow */
     bool crossing = crosses(e, layer);
     if (crossing)
         z = H;
-    if (!again || H != z)
+    if (!e->again || H != z)
         e->k->latent_forward(e->ks, e->rows.count, bundle_columns(e, b), p->d, p->norm_eps,
                              crossing ? LATENT_IDENTITY : latent_activation(e), H, S, R, z);
-    return crossing ? crossing_forward(e, b, layer, again, err) : ERR_OK;
+    return crossing ? crossing_forward(e, b, layer, err) : ERR_OK;
 }
 
 int latent_gradient(struct engine *e, const struct bundle *b, int64_t layer, void *dz, struct error *err)
@@ -87,6 +81,6 @@ int latent_gradient(struct engine *e, const struct bundle *b, int64_t layer, voi
     if (rc)
         return rc;
     e->k->latent_backward(e->ks, e->rows.count, bundle_columns(e, b), e->plan->d, act, latent, R, dz,
-                          R ? stat_at(e, k) : NULL);
+                          R ? stat_rows(e, k, 1) : NULL);
     return ERR_OK;
 }

@@ -138,12 +138,16 @@ void fan_forward(struct engine *e, const struct fan *f, const struct param *w, c
         up_forward(e, &r.up, &r.w, act_at(e, x, r.x), residual ? act_at(e, residual, r.y) : NULL, act_at(e, y, r.y));
 }
 
-void fan_backward(struct engine *e, const struct fan *f, const struct param *w, const void *x, const void *dy, void *dx)
+void fan_input(struct engine *e, const struct fan *f, const struct param *w, const void *dy, void *dx)
 {
-    for (struct run r = {0}; next_run(e, f, w, &r);) {
-        up_weight(e, &r.up, &r.w, act_at(e, x, r.x), act_at(e, dy, r.y));
+    for (struct run r = {0}; next_run(e, f, w, &r);)
         up_input(e, &r.up, &r.w, act_at(e, dy, r.y), act_at(e, dx, r.x));
-    }
+}
+
+void fan_weight(struct engine *e, const struct fan *f, const struct param *w, const void *x, const void *dy)
+{
+    for (struct run r = {0}; next_run(e, f, w, &r);)
+        up_weight(e, &r.up, &r.w, act_at(e, x, r.x), act_at(e, dy, r.y));
 }
 
 int reduce_act(struct engine *e, void *data, int64_t n, const char *what, struct error *err)

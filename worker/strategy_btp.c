@@ -7,35 +7,9 @@ static const char *const sums[SITE_COUNT] = {"latent qkv", "latent o", "latent g
 static const char *const gradients[SITE_COUNT] = {"latent gradient qkv", "latent gradient o", "latent gradient gate up",
                                                   "latent gradient down"};
 
-/* The slices of a micro-batch, one after the other: all rows, or two halves of which one's all-reduce runs under
- * the other's products. */
-static int slices_of(const struct engine *e, struct rows out[PLAN_SLICES])
-{
-    int64_t first = plan_first_slice(e->plan), T = e->plan->T;
-    out[0] = (struct rows){0, first};
-    out[1] = (struct rows){first, T - first};
-    return first < T ? 2 : 1;
-}
-
-/* The rows of slice s are at work. `beside`: their products run while the other slice is summed, if there is one; by
- * their place and not by what is under way, so that those of a re-forward are the same. */
-static void take_slice(struct engine *e, const struct rows slices[PLAN_SLICES], int s, bool beside)
-{
-    e->rows = slices[s];
-    if (e->k->set_spare)
-        e->k->set_spare(e->ks, beside && slices[s].count < e->plan->T ? COMM_PROCESSORS : 0);
-}
-
-static void all_rows(struct engine *e)
-{
-    e->rows = (struct rows){0, e->plan->T};
-    if (e->k->set_spare)
-        e->k->set_spare(e->ks, 0);
-}
-
 /* An all-reduce over tp of n columns of the rows at work, with their statistic when S is not NULL: one segment when the
  * two are of one type and neighbours, else one call of two segments. Done at once, or begun. */
-static int begin_sum(struct engine *e, int slice, int bundle, void *data, int64_t n, void *S, const char *what,
+static int begin_sum(struct engine *e, const struct bundle *b, void *data, int64_t n, void *S, const char *what,
                      struct error *err)
 {
     int64_t rows = e->rows.count;
@@ -53,38 +27,30 @@ static int begin_sum(struct engine *e, int slice, int bundle, void *data, int64_
     call.n = S && !neighbours ? 2 : 1;
     if (!e->overlap)
         return comm_all_reduce(call.comm, e->ks, call.segments, call.n, COMM_SUM, what, err);
-    e->calls[slice][bundle] = overlap_begin(e->overlap, &call);
+    e->calls[e->slice][b->first] = overlap_begin(e->overlap, &call);
     return ERR_OK;
 }
 
-static int end_sum(struct engine *e, int slice, int bundle, struct error *err)
+static int end_sum(struct engine *e, const struct bundle *b, struct error *err)
 {
-    return e->overlap ? overlap_wait(e->overlap, e->calls[slice][bundle], err) : ERR_OK;
+    return e->overlap ? overlap_wait(e->overlap, e->calls[e->slice][b->first], err) : ERR_OK;
 }
 
-/* Products and their sums; what follows waits for the first slice only when it needs it, in finish(). The statistic
- * lies behind the last branch, so it travels with the last bundle. */
-static int latent(struct engine *e, enum plan_site site, int64_t layer, const void *x, bool again, struct error *err)
+/* Products, and their sums begun. The statistic lies behind the last branch, so it travels with the last bundle. */
+static int latent(struct engine *e, enum plan_site site, int64_t layer, const void *x, struct error *err)
 {
-    struct rows slices[PLAN_SLICES];
-    int bundles = bundle_count(e, site), n = slices_of(e, slices), rc = ERR_OK;
+    int bundles = bundle_count(e, site), rc = ERR_OK;
+    int64_t in = e->w.in[site];
     bool with_statistic = e->plan->norm_online && (site == SITE_QKV || site == SITE_GU);
-    e->begun = !again;
-    for (int s = 0; s < n && !again && !rc; s++) {
-        take_slice(e, slices, s, s > 0);
-        for (int i = 0; i < bundles && !rc; i++) {
-            struct bundle b = bundle_at(e, site, i);
-            struct param a = bundle_down(e, &b, layer);
-            int64_t columns = bundle_columns(e, &b);
-            void *h = latent_h(e, &b, layer);
-            void *S = with_statistic && i == bundles - 1 ? norm_factor(e, site, layer) : NULL;
-            if (S)
-                S = (char *)S + e->rows.first * (int64_t)dtype_size(e->k->stat);
-            down_forward(e, columns, e->w.in[site], &a, act_at(e, x, e->rows.first * e->w.in[site]), h);
-            rc = begin_sum(e, s, i, h, columns, S, sums[site], err);
-        }
+    for (int i = 0; i < bundles && !e->again && !rc; i++) {
+        struct bundle b = bundle_at(e, site, i);
+        struct param a = bundle_down(e, &b, layer);
+        int64_t columns = bundle_columns(e, &b);
+        void *h = latent_h(e, &b, layer);
+        bool last = with_statistic && i == bundles - 1;
+        down_forward(e, columns, in, &a, act_rows(e, x, in), h);
+        rc = begin_sum(e, &b, h, columns, last ? stat_rows(e, norm_factor(e, site, layer), 1) : NULL, sums[site], err);
     }
-    all_rows(e);
     return rc;
 }
 
@@ -113,35 +79,18 @@ static struct bundle_up up_of(const struct engine *e, const struct bundle *b, in
     };
 }
 
-/* From a slice's sums to its z; the rows at work are the slice's. */
-static int activate(struct engine *e, enum plan_site site, int64_t layer, int slice, struct error *err)
+/* From the sums to z: of kept latents too, so that the bits are those of the forward. */
+static int settle(struct engine *e, enum plan_site site, int64_t layer, struct error *err)
 {
     int rc = ERR_OK;
-    for (int i = 0; i < bundle_count(e, site) && e->begun && !rc; i++)
-        rc = end_sum(e, slice, i, err);
+    for (int i = 0; i < bundle_count(e, site) && !e->again && !rc; i++) {
+        struct bundle b = bundle_at(e, site, i);
+        rc = end_sum(e, &b, err);
+    }
     for (int i = 0; i < bundle_count(e, site) && !rc; i++) {
         struct bundle b = bundle_at(e, site, i);
-        rc = latent_activate(e, &b, layer, !e->begun, err);
+        rc = latent_activate(e, &b, layer, err);
     }
-    return rc;
-}
-
-/* Slice by slice the latents, and with y their B: a kept latent too, so that the bits are those of the forward. */
-static int finish(struct engine *e, enum plan_site site, int64_t layer, const void *residual, void *y,
-                  struct error *err)
-{
-    struct rows slices[PLAN_SLICES];
-    int n = slices_of(e, slices), rc = ERR_OK;
-    for (int s = 0; s < n && !rc; s++) {
-        take_slice(e, slices, s, s == 0);
-        rc = activate(e, site, layer, s, err);
-        for (int i = 0; i < bundle_count(e, site) && y && !rc; i++) {
-            struct bundle b = bundle_at(e, site, i);
-            struct bundle_up up = up_of(e, &b, layer);
-            fan_forward(e, &up.fan, &up.b, latent_z(e, &b, layer), residual, act_at(e, y, up.y));
-        }
-    }
-    all_rows(e);
     return rc;
 }
 
@@ -149,41 +98,34 @@ static int output(struct engine *e, enum plan_site site, int64_t layer, const vo
                   struct error *err)
 {
     (void)x;
-    return finish(e, site, layer, residual, y, err);
+    int rc = settle(e, site, layer, err);
+    for (int i = 0; i < bundle_count(e, site) && !rc; i++) {
+        struct bundle b = bundle_at(e, site, i);
+        struct bundle_up up = up_of(e, &b, layer);
+        fan_forward(e, &up.fan, &up.b, latent_z(e, &b, layer), residual, act_at(e, y, up.y));
+    }
+    return rc;
 }
 
-static int settle(struct engine *e, enum plan_site site, int64_t layer, struct error *err)
+/* Of the rows at work, a bundle's [rows, c l]. Each slice has its own part of the buffer, whatever the site, since the
+ * other may be at another one. */
+static void *latent_dz(const struct engine *e, const struct bundle *b)
 {
-    return finish(e, site, layer, NULL, NULL, err);
+    enum { BRANCHES = 3 }; /* of a site, at most */
+    int64_t before = e->rows.first * BRANCHES + e->rows.count * b->first;
+    return act_at(e, engine_buffer(e, BUF_DLATENT, 0), before * e->w.latent);
 }
 
-static int backward(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy, void *dx,
-                    struct error *err)
+/* B's gradient waits for nothing and nothing waits for it, so it is made under the sum. */
+static int dlatent(struct engine *e, const struct bundle *b, int64_t layer, const void *dy, struct error *err)
 {
-    struct rows slices[PLAN_SLICES];
-    int n = slices_of(e, slices), rc = ERR_OK;
-    int64_t columns = bundle_columns(e, b), in = e->w.in[b->site];
     struct bundle_up up = up_of(e, b, layer);
-    struct param a = bundle_down(e, b, layer);
-    void *dz = engine_buffer(e, BUF_DLATENT, 0);
-    for (int s = 0; s < n && !rc; s++) {
-        take_slice(e, slices, s, s > 0);
-        void *part = act_at(e, dz, e->rows.first * columns);
-        fan_backward(e, &up.fan, &up.b, latent_z(e, b, layer), act_at(e, dy, up.y), part);
-        rc = begin_sum(e, s, 0, part, columns, NULL, gradients[b->site], err);
-    }
-    for (int s = 0; s < n && !rc; s++) {
-        take_slice(e, slices, s, s == 0);
-        void *part = act_at(e, dz, e->rows.first * columns);
-        rc = end_sum(e, s, 0, err);
-        if (!rc)
-            rc = latent_gradient(e, b, layer, part, err);
-        if (!rc && x)
-            down_weight(e, columns, in, &a, act_at(e, x, e->rows.first * in), part);
-        if (!rc)
-            down_input(e, columns, in, 1, &a, part, act_at(e, dx, e->rows.first * in));
-    }
-    all_rows(e);
+    void *dz = latent_dz(e, b);
+    const void *of_bundle = act_at(e, dy, up.y);
+    fan_input(e, &up.fan, &up.b, of_bundle, dz);
+    int rc = begin_sum(e, b, dz, bundle_columns(e, b), NULL, gradients[b->site], err);
+    if (!rc)
+        fan_weight(e, &up.fan, &up.b, latent_z(e, b, layer), of_bundle);
     return rc;
 }
 
@@ -191,7 +133,25 @@ static void weight(struct engine *e, const struct bundle *b, int64_t layer, cons
 {
     (void)dy;
     struct param a = bundle_down(e, b, layer);
-    down_weight(e, bundle_columns(e, b), e->w.in[b->site], &a, x, engine_buffer(e, BUF_DLATENT, 0));
+    int64_t in = e->w.in[b->site];
+    down_weight(e, bundle_columns(e, b), in, &a, act_rows(e, x, in), latent_dz(e, b));
+}
+
+static int dinput(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy, void *dx,
+                  struct error *err)
+{
+    int64_t in = e->w.in[b->site];
+    struct param a = bundle_down(e, b, layer);
+    void *dz = latent_dz(e, b);
+    int rc = end_sum(e, b, err);
+    if (!rc)
+        rc = latent_gradient(e, b, layer, dz, err);
+    if (rc)
+        return rc;
+    if (x)
+        weight(e, b, layer, x, dy);
+    down_input(e, bundle_columns(e, b), in, 1, &a, dz, act_rows(e, dx, in));
+    return ERR_OK;
 }
 
 const struct strategy strategy_btp = {
@@ -204,7 +164,8 @@ const struct strategy strategy_btp = {
     .head_scatter = sharded_head_scatter,
     .latent = latent,
     .output = output,
-    .backward = backward,
-    .weight = weight,
     .settle = settle,
+    .dlatent = dlatent,
+    .dinput = dinput,
+    .weight = weight,
 };

@@ -8,9 +8,9 @@ static const char *const gradients[SITE_COUNT] = {"gradient of q k v's input", N
                                                   NULL};
 
 /* A dense layer has no bottleneck. */
-static int latent(struct engine *e, enum plan_site site, int64_t layer, const void *x, bool again, struct error *err)
+static int latent(struct engine *e, enum plan_site site, int64_t layer, const void *x, struct error *err)
 {
-    (void)e, (void)site, (void)layer, (void)x, (void)again, (void)err;
+    (void)e, (void)site, (void)layer, (void)x, (void)err;
     return ERR_OK;
 }
 
@@ -29,8 +29,8 @@ static int output(struct engine *e, enum plan_site site, int64_t layer, const vo
     return sums[site] ? reduce_act(e, y, e->plan->T * e->w.x, sums[site], err) : ERR_OK;
 }
 
-static int backward(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy, void *dx,
-                    struct error *err)
+static int dinput(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy, void *dx,
+                  struct error *err)
 {
     struct up u = joined(e, b->site);
     const struct param *w = &e->layers[layer].site[b->site].up;
@@ -56,6 +56,6 @@ const struct strategy strategy_full = {
     .head_scatter = replicated_head_scatter,
     .latent = latent,
     .output = output,
-    .backward = backward,
+    .dinput = dinput,
     .weight = weight,
 };

@@ -36,7 +36,7 @@ static int gather_ctx(struct engine *e, int64_t layer, const void *ctx, struct e
     return rc;
 }
 
-static int latent(struct engine *e, enum plan_site site, int64_t layer, const void *x, bool again, struct error *err)
+static int latent(struct engine *e, enum plan_site site, int64_t layer, const void *x, struct error *err)
 {
     if (parts_in(e, site) > 1) {
         int rc = gather_ctx(e, layer, x, err);
@@ -46,10 +46,10 @@ static int latent(struct engine *e, enum plan_site site, int64_t layer, const vo
     for (int i = 0; i < bundle_count(e, site); i++) {
         struct bundle b = bundle_at(e, site, i);
         struct param a = bundle_down(e, &b, layer);
-        if (!again)
+        if (!e->again)
             down_forward(e, bundle_columns(e, &b), e->w.in[site], &a, whole_input(e, site, layer, x),
                          latent_h(e, &b, layer));
-        int rc = latent_activate(e, &b, layer, again, err);
+        int rc = latent_activate(e, &b, layer, err);
         if (rc)
             return rc;
     }
@@ -126,8 +126,8 @@ static int output(struct engine *e, enum plan_site site, int64_t layer, const vo
     return ERR_OK;
 }
 
-static int backward(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy, void *dx,
-                    struct error *err)
+static int dinput(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy, void *dx,
+                  struct error *err)
 {
     int64_t columns = bundle_columns(e, b), in = e->w.in[b->site];
     void *dz = engine_buffer(e, BUF_DLATENT, 0), *z = latent_z(e, b, layer);
@@ -169,6 +169,6 @@ const struct strategy strategy_vanilla = {
     .head_scatter = replicated_head_scatter,
     .latent = latent,
     .output = output,
-    .backward = backward,
+    .dinput = dinput,
     .weight = weight,
 };

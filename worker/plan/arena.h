@@ -57,7 +57,7 @@ enum plan_buffer {
     BUF_DBRANCH,   /* [T, x] likewise of one branch; absent where branches go together */
     BUF_DINNER,    /* [T, max(q, mlp)] gradient of ctx, of the product */
     BUF_DOUTER,    /* [T, max(q + 2kv, 2mlp)] gradients of q, k, v; of gate, up */
-    BUF_DLATENT,   /* [T, 3l] */
+    BUF_DLATENT,   /* [T, 3l]; under BTP a part [rows, 3l] for each slice, in it bundle behind bundle */
     BUF_K,         /* [T] stat */
     BUF_CROSS_QKV, /* LAX: [T, c l] what the block behind adds to dz */
     BUF_CROSS_O,

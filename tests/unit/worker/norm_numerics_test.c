@@ -94,9 +94,9 @@ static int forward(struct engine *e, int rank, struct norm_run *r, struct error 
     put_act(e, x1, x, T * W);
     free(x);
     engine_set_pass(e, PASS_FORWARD);
-    int rc = norm_forward(e, SITE_QKV, 0, x1, NULL, false, err);
+    int rc = norm_forward(e, SITE_QKV, 0, &(struct addends){x1, NULL}, err);
     if (!rc)
-        rc = e->strategy->latent(e, SITE_QKV, 0, norm_n(e, SITE_QKV, 0), false, err);
+        rc = e->strategy->latent(e, SITE_QKV, 0, norm_n(e, SITE_QKV, 0), err);
     if (!rc && e->strategy->settle) /* no output() follows */
         rc = e->strategy->settle(e, SITE_QKV, 0, err);
     if (!rc && rank == 0)
@@ -112,7 +112,16 @@ static int backward(struct engine *e, int rank, struct norm_run *r, struct error
     put_act(e, engine_buffer(e, BUF_DOUTER, 0), dy, 3 * T * W);
     put_act(e, engine_buffer(e, BUF_DX, 0), dx, T * W);
     engine_set_pass(e, PASS_BACKWARD);
-    int rc = normed_backward(e, SITE_QKV, 0, engine_buffer(e, BUF_DOUTER, 0), err);
+    const void *outputs = engine_buffer(e, BUF_DOUTER, 0);
+    int rc = ERR_OK;
+    for (int i = 0; i < bundle_count(e, SITE_QKV) && !rc; i++) {
+        struct bundle b = bundle_at(e, SITE_QKV, i);
+        rc = e->strategy->dlatent(e, &b, 0, outputs, err);
+    }
+    if (!rc)
+        rc = normed_dinput(e, SITE_QKV, 0, outputs, err);
+    if (!rc)
+        rc = norm_backward(e, SITE_QKV, 0, err);
     e->k->cast(e->ks, DTYPE_F64, dx, e->k->act, engine_buffer(e, BUF_DX, 0), T * W);
     for (int64_t i = 0; i < T * W; i++)
         r->dx[i / W * D + rank * W + i % W] = dx[i];

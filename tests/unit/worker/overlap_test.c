@@ -1,6 +1,6 @@
 /* Overlap: the queue of collectives, a step whose latents are summed slice by slice under the products of the other
  * slice, and gradients that are summed over replicas under the rest of the backward. */
-#include "tests/unit/worker/tiny.h"
+#include "tests/unit/worker/tiny_grads.h"
 #include <semaphore.h>
 #include <time.h>
 
@@ -205,6 +205,202 @@ static void slices_are_whole_sequences(void **state)
     assert_true(plan_first_slice(&p) == p.T);
 }
 
+/* Gradients of slices of whole sequences and of tokens, whatever is kept of the forward, are those of one rank without
+ * slices. */
+static void slices_have_the_gradients_of_all_rows(void **state)
+{
+    (void)state;
+    for (int i = 0; i < TINY_WAYS; i++) {
+        for (int micro = 1; micro <= 4 && tiny_ways[i].overlap; micro++) {
+            struct tiny c = tiny_of(i);
+            struct grads whole, cut;
+            c.micro = c.global = micro;
+            c.way.overlap = false;
+            gradients_of(&c, &whole);
+            c.way.overlap = true;
+            for (c.recompute = 0; c.recompute <= LAYER; c.recompute++) {
+                c.tp = micro % 2 ? 2 : 4;
+                gradients_of(&c, &cut);
+                for (int64_t k = 0; k < whole.count; k++)
+                    if (grads_distance(&cut, &whole, k) > 1e-11)
+                        fail_msg("%s, %d sequences, recompute %d: %s differs by %.2g", c.way.name, micro, c.recompute,
+                                 whole.tensors[k].name, grads_distance(&cut, &whole, k));
+                grads_free(&cut);
+            }
+            grads_free(&whole);
+        }
+    }
+}
+
+/* ---- the order ---- */
+
+/* What a rank enqueues in the middle one of three blocks, on streams beside each other: S begins a sum and W waits for
+ * one, P is a product, G one that makes a weight's gradient, A attention, N a norm, M the gated product; each with its
+ * slice or, of all rows, a star. */
+enum { SEQUENCE = 5 };
+static struct order {
+    char text[1024];
+    bool open;
+    int64_t rows; /* of the micro-batch */
+    char last;    /* slice of the latest product */
+    char marked[KSTREAM_MARKS];
+} order;
+static char beside;
+
+static char slice_of(int64_t rows)
+{
+    return rows == order.rows ? '*' : rows > order.rows / 2 ? '0' : '1';
+}
+
+static void note(char what, char slice)
+{
+    size_t used = strlen(order.text);
+    if (order.open && used + 4 < sizeof order.text)
+        snprintf(order.text + used, sizeof order.text - used, "%s%c%c", used ? " " : "", what, slice);
+}
+
+static int order_beside(struct kstream *ks, struct kstream **out, struct error *err)
+{
+    (void)ks, (void)err;
+    *out = (struct kstream *)&beside;
+    return ERR_OK;
+}
+static void order_mark(struct kstream *ks, int slot)
+{
+    if (ks == (struct kstream *)&beside)
+        order.marked[slot] = order.last;
+}
+static void order_await(struct kstream *ks, struct kstream *of, int slot)
+{
+    (void)ks;
+    if (of == (struct kstream *)&beside)
+        note('W', order.marked[slot]);
+}
+static int order_all_reduce(struct comm *c, struct kstream *ks, const struct comm_segment *segments, int n,
+                            enum comm_op op, struct error *err)
+{
+    (void)c, (void)segments, (void)n, (void)op, (void)err;
+    if (ks == (struct kstream *)&beside)
+        note('S', order.last);
+    return ERR_OK;
+}
+static void order_range(const char *name)
+{
+    order.open = strstr(name, "block 1") != NULL;
+}
+static void order_range_end(void)
+{
+    order.open = false;
+}
+static void order_gemm(struct kstream *ks, const struct gemm *g, const void *a, const void *b, void *c)
+{
+    (void)ks, (void)a, (void)b, (void)c;
+    order.last = slice_of(g->c_grad ? g->k : g->m);
+    note(g->c_grad ? 'G' : 'P', order.last);
+}
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+static void order_attention_forward(struct kstream *ks, const struct attention *a, const void *q, const void *k,
+                                    const void *v, void *o, void *lse, void *workspace)
+{
+    note('A', slice_of(a->b * a->s));
+}
+static void order_attention_backward(struct kstream *ks, const struct attention *a, const void *q, const void *k,
+                                     const void *v, const void *o, const void *lse, const void *d_o, void *dq, void *dk,
+                                     void *dv, void *workspace)
+{
+    note('A', slice_of(a->b * a->s));
+}
+static void order_residual_gain(struct kstream *ks, int64_t T, int64_t w, const void *x, const void *y,
+                                const void *gain, void *x_out, void *n, void *S)
+{
+    note('N', slice_of(T));
+}
+static void order_gain_backward(struct kstream *ks, int64_t T, int64_t w, const void *x, const void *gain,
+                                const void *R, const void *k, const void *dn, bool accumulate, void *dx, void *dgain)
+{
+    note('N', slice_of(T));
+}
+static void order_glu_forward(struct kstream *ks, int64_t rows, int64_t n, int64_t ld, bool silu, const void *gate,
+                              const void *up, void *out)
+{
+    note('M', slice_of(rows));
+}
+static void order_glu_backward(struct kstream *ks, int64_t rows, int64_t n, int64_t ld, bool silu, const void *gate,
+                               const void *up, const void *dout, void *dgate, void *dup, void *out)
+{
+    note('M', slice_of(rows));
+}
+#pragma GCC diagnostic pop
+
+/* Forward and backward of block 1. */
+static void take_order(const struct tiny *c)
+{
+    static const struct comm_backend backend = {.name = "noted",
+                                                .all_reduce = order_all_reduce,
+                                                .reduce_scatter = dry_reduce_scatter,
+                                                .all_gather = dry_all_gather,
+                                                .exchange = dry_exchange};
+    struct kernels k = *dry_kernels();
+    struct plan p;
+    struct comms comms;
+    struct engine *e;
+    struct error err = {0};
+    double loss;
+    int32_t tokens[64] = {0};
+    struct micro_batch micro = {tokens, tokens};
+    k.stream_beside = order_beside, k.mark = order_mark, k.await = order_await;
+    k.range_begin = order_range, k.range_end = order_range_end;
+    k.gemm = order_gemm, k.residual_gain = order_residual_gain, k.gain_backward = order_gain_backward;
+    k.attention_forward = order_attention_forward, k.attention_backward = order_attention_backward;
+    k.glu_forward = order_glu_forward, k.glu_backward = order_glu_backward;
+    tiny_plan(c, &p);
+    dry_comms(&p, 0, &comms);
+    comms.tp.backend = &backend;
+    order = (struct order){.rows = p.T};
+    assert_int_equal(engine_create(&p, &k, &comms, 0, 1, &e, &err), 0);
+    int rc = engine_gradients(e, &micro, &loss, &err);
+    engine_destroy(e);
+    if (rc)
+        fail_msg("%s", err.message);
+}
+
+/* Every sum of a slice has all that the other does between two of its own to run under, and so from block to block. */
+static void a_slice_is_summed_while_the_other_works(void **state)
+{
+    (void)state;
+    static const char together[] = "W0 P0 A0 P0 S0 W1 P1 A1 P1 S1 "
+                                   "W0 P0 N0 P0 S0 W1 P1 N1 P1 S1 "
+                                   "W0 P0 M0 P0 S0 W1 P1 M1 P1 S1 "
+                                   "W0 P0 N0 P0 S0 W1 P1 N1 P1 S1 "
+                                   "W0 P0 M0 G0 P0 S0 G0 W1 P1 M1 G1 P1 S1 G1 "
+                                   "W0 G0 P0 N0 P0 S0 G0 W1 G1 P1 N1 P1 S1 G1 "
+                                   "W0 G0 P0 A0 P0 S0 G0 W1 G1 P1 A1 P1 S1 G1 "
+                                   "W0 G0 P0 N0 P0 S0 G0 W1 G1 P1 N1 P1 S1 G1";
+    /* The attention of a sequence that is cut wants both slices. */
+    static const char alone[] = "W0 P0 W1 P1 A* P0 S0 P1 S1 "
+                                "W0 P0 N0 P0 S0 W1 P1 N1 P1 S1 "
+                                "W0 P0 M0 P0 S0 W1 P1 M1 P1 S1 "
+                                "W0 P0 N0 P0 S0 W1 P1 N1 P1 S1 "
+                                "W0 P0 M0 G0 P0 S0 G0 W1 P1 M1 G1 P1 S1 G1 "
+                                "W0 G0 P0 N0 P0 S0 G0 W1 G1 P1 N1 P1 S1 G1 "
+                                "W0 G0 P0 W1 G1 P1 A* P0 S0 G0 P1 S1 G1 "
+                                "W0 G0 P0 N0 P0 S0 G0 W1 G1 P1 N1 P1 S1 G1";
+    struct tiny c = tiny_default;
+    c.fp64 = false, c.L = 3, c.s = SEQUENCE, c.h = c.hk = 8, c.d = 16, c.tp = 2;
+    c.way.overlap = true;
+    c.micro = c.global = 3;
+    take_order(&c);
+    assert_string_equal(order.text, together);
+    c.micro = c.global = 1;
+    take_order(&c);
+    assert_string_equal(order.text, alone);
+    c.way.overlap = false;
+    take_order(&c);
+    assert_null(strpbrk(order.text, "SW01"));
+}
+
 /* ---- gradients of replicas ---- */
 
 /* An engine that computes nothing, as the first of two replicas. The first sum of gradients does not return before
@@ -304,6 +500,8 @@ int main(void)
         cmocka_unit_test(a_lost_peer_ends_the_wait),
         cmocka_unit_test(slices_change_sums_over_rows_only),
         cmocka_unit_test(slices_are_whole_sequences),
+        cmocka_unit_test(slices_have_the_gradients_of_all_rows),
+        cmocka_unit_test(a_slice_is_summed_while_the_other_works),
         cmocka_unit_test(gradients_are_summed_under_the_backward),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
