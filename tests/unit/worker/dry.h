@@ -76,6 +76,7 @@ static size_t dry_attention_workspace(const struct attention *a, bool backward)
 DRY(upload, (void *dst, const void *host, size_t bytes), dst)
 DRY(download, (void *host, const void *src, size_t bytes), host)
 DRY(zero, (void *dst, size_t bytes), dst)
+DRY(zero_each, (void *dst, size_t bytes, size_t stride, int64_t times), dst)
 DRY(cast, (enum dtype to, void *dst, enum dtype from, const void *src, int64_t n), dst)
 DRY(gemm, (const struct gemm *g, const void *a, const void *b, void *c), g)
 DRY(embed,
@@ -193,6 +194,7 @@ static inline const struct kernels *dry_kernels(void)
         ROW(upload),
         ROW(download),
         ROW(zero),
+        ROW(zero_each),
         ROW(cast),
         ROW(gemm),
         ROW(embed),

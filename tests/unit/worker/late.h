@@ -268,6 +268,7 @@ static void late_graph_launch(struct kstream *ks, const struct kgraph *graph)
 #define ARGS_upload(X, C)   X(void *, dst) X(const void *, host) X(size_t, bytes)
 #define ARGS_download(X, C) X(void *, host) X(const void *, src) X(size_t, bytes)
 #define ARGS_zero(X, C)     X(void *, dst) X(size_t, bytes)
+#define ARGS_zero_each(X, C) X(void *, dst) X(size_t, bytes) X(size_t, stride) X(int64_t, times)
 #define ARGS_cast(X, C)     X(enum dtype, to) X(void *, dst) X(enum dtype, from) X(const void *, src) X(int64_t, n)
 #define ARGS_gemm(X, C)     C(struct gemm, g) X(const void *, a) X(const void *, b) X(void *, c)
 #define ARGS_embed(X, C)                                                                          \
@@ -359,8 +360,8 @@ static void late_graph_launch(struct kstream *ks, const struct kgraph *graph)
 
 #define LATE_OPS(X)                                                                                                 \
     X(upload)                                                                                                       \
-    X(download) X(zero) X(cast) X(gemm) X(embed) X(embed_backward) X(residual_gain) X(norm_apply) X(gain_backward)  \
-        X(norm_forward) X(norm_backward)                                                                            \
+    X(download) X(zero) X(zero_each) X(cast) X(gemm) X(embed) X(embed_backward) X(residual_gain) X(norm_apply)      \
+        X(gain_backward) X(norm_forward) X(norm_backward)                                                           \
         X(latent_forward) X(latent_backward) X(cross_sum) X(cross_forward) X(cross_backward_sums) X(cross_backward) \
             X(rope) X(attention_forward) X(attention_backward) X(glu_forward) X(glu_backward) X(ce_max) X(ce_sums)  \
                 X(ce_backward) X(row_dot) X(norm_k) X(copy_rows) X(interleave) X(grad_squares) X(step_finish) X(adamw)
