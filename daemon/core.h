@@ -155,8 +155,8 @@ MUST_USE int core_find_job(struct core *c, const char *ref, struct job **out, st
 /* Jobs by ascending id; NULL ends. */
 struct job *core_next_job(struct core *c, int64_t after_id);
 struct job *core_job(struct core *c, int64_t id);
-/* The jobs that `wanted` says yes to, by ascending id, of those that have not ended or of all: *ids is the caller's to
- * free. -1: out of memory. */
+/* The jobs that `wanted` says yes to, by ascending id, of those at least whose end is not durable, or of all: *ids is
+ * the caller's to free. -1: out of memory. */
 int core_select(struct core *c, bool live_only, bool (*wanted)(const struct job *job, const void *arg), const void *arg,
                 int64_t **ids);
 /* Everything is allocated in `arena`; NULL when out of memory. */

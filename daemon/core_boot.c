@@ -45,7 +45,7 @@ static void load_job(void *arg, const struct store_job *row)
     job->uid = row->uid;
     job->gid = row->gid;
     text_set(&job->user, row->user);
-    job->state = (Boost__JobState__Value)row->state;
+    job->state = job->durable.state = (Boost__JobState__Value)row->state;
     job->stop_target = row->stop_target;
     job->reason = (Boost__Reason__Value)row->reason;
     text_set(&job->reason_text, row->reason_text);
@@ -76,7 +76,7 @@ static void load_job(void *arg, const struct store_job *row)
         job->next_spec = boost__job_spec__unpack(NULL, row->next_spec_len, row->next_spec);
     if (row->next_resolved)
         job->next_resolved = boost__job_spec__unpack(NULL, row->next_resolved_len, row->next_resolved);
-    job->acknowledged = true;
+    job->acknowledged = job->durable.row = true;
     job->version = 1;
     if (core_add_job(l->c, job)) {
         error_set(&l->err, ERR_NOMEM, "out of memory while loading jobs");

@@ -356,7 +356,8 @@ static void put_node_row(struct core *c, const struct node *n)
 static void put_job_rows(struct core *c, struct change *ch, struct job *job)
 {
     if (put_job_row(c, job))
-        ch->rows[ch->n_rows++] = (struct change_row){.job = job->id, .restarts_used = job->restarts_used};
+        ch->rows[ch->n_rows++] =
+            (struct change_row){.job = job->id, .state = job->state, .restarts_used = job->restarts_used};
     for (int i = 0; i < job->n_attempts; i++) {
         if (job->attempts[i]->dirty)
             put_attempt_row(c, job, job->attempts[i]);
@@ -394,6 +395,9 @@ static void row_durable(struct core *c, const struct change_row *row)
     struct job *job = core_job(c, row->job);
     struct checkpoint *k = job && row->attempt ? job_checkpoint(job, row->step, row->attempt) : NULL;
     if (job && !row->attempt) {
+        c->n_ending -= job_state_terminal(row->state) && !job_state_terminal(job->durable.state);
+        job->durable.row = true;
+        job->durable.state = row->state;
         job->durable.restarts_used = row->restarts_used;
     } else if (k) {
         bool news = k->durable.state != CKPT(COMMITTED) && row->checkpoint.state == CKPT(COMMITTED);

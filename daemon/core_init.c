@@ -63,9 +63,11 @@ int64_t init_step(const Boost__JobSpec *resolved)
 
 static void list_steps(const struct job *job, struct buffer *out)
 {
-    for (int i = 0; i < job->n_checkpoints; i++)
-        if (job->checkpoints[i]->durable.state == CKPT(COMMITTED) && !job->checkpoints[i]->damaged)
-            buffer_printf(out, "%s%" PRId64, out->len ? ", " : "", job->checkpoints[i]->step);
+    for (int i = 0; i < job->n_checkpoints; i++) {
+        const struct checkpoint *k = job->checkpoints[i];
+        if (k->state == CKPT(COMMITTED) && k->durable.state == CKPT(COMMITTED) && !k->damaged)
+            buffer_printf(out, "%s%" PRId64, out->len ? ", " : "", k->step);
+    }
 }
 
 int checkpoint_choose(const struct job *job, int64_t step, struct checkpoint **out, struct error *err)

@@ -130,9 +130,10 @@ struct after { /* a call owed once a change is durable */
 /* What a row of a change says of what is shown, for when it is durable. */
 struct change_row {
     int64_t job;
-    int restarts_used; /* of the job's own row */
-    int64_t step;      /* of a checkpoint's row */
-    int attempt;       /* 0: the job's own */
+    Boost__JobState__Value state; /* of the job's own row */
+    int restarts_used;
+    int64_t step; /* of a checkpoint's row */
+    int attempt;  /* 0: the job's own */
     struct checkpoint_durable checkpoint;
 };
 
@@ -192,6 +193,7 @@ struct core {
     int n_jobs, cap_jobs;
     struct job_list active, busy, working, dependent;
     int n_state[JOB_STATES]; /* jobs in each */
+    int n_ending;            /* have ended, and their rows do not say so yet */
     struct share **shares; /* by uid */
     int n_shares;
     int n_pending[SCHED_POOLS];

@@ -92,6 +92,7 @@ void core_forget_job(struct core *c, struct job *job)
     list_remove(&c->busy, job, link_busy);
     queue_remove(c, job);
     c->n_state[job->state]--;
+    c->n_ending -= job_shown_state(job) != job->state;
     job->share->waiting -= waits(job->state);
     list_remove(&c->working, job, link_working);
     for (int i = 0; i < c->n_jobs; i++) {
@@ -159,6 +160,7 @@ int core_select(struct core *c, bool live_only, bool (*wanted)(const struct job 
                 int64_t **ids)
 {
     int n = 0, most = c->n_jobs;
+    live_only = live_only && !c->n_ending; /* those are in no list */
     for (int s = STATE(COMPLETED); live_only && s < JOB_STATES; s++)
         most -= c->n_state[s];
     *ids = malloc(((size_t)most + 1) * sizeof **ids);
@@ -237,6 +239,7 @@ bool job_fire(struct core *c, struct job *job, enum job_event event)
     c->n_state[job->state]--;
     c->n_state[t.next]++;
     job->state = t.next;
+    c->n_ending += job_shown_state(job) != job->state;
     if (t.next != STATE(STOPPING))
         job->stop_target = 0;
     else if (t.stop_target >= 0)

@@ -282,6 +282,11 @@ static char *completed_line(const struct job *job, struct arena *mem)
 static char *info_line(struct core *c, const struct job *job, struct arena *mem, Boost__Reason__Value *reason)
 {
     struct sched_answer answer;
+    if (job_shown_state(job) != job->state) {
+        char *why = first_line(mem, job->reason_text);
+        return arena_printf(mem, "to %s as soon as state.db is written%s%s", job_state_name(job->state),
+                            why && *why ? ": " : "", why ? why : "");
+    }
     switch (job->state) {
     case STATE(QUEUED):
         if (job->starting)
@@ -324,7 +329,7 @@ Boost__JobSummary *core_summary(struct core *c, const struct job *job, struct ar
     s->id = job->id;
     s->name = arena_strdup(arena, job->name);
     s->user = arena_strdup(arena, job->user);
-    s->state = job->state;
+    s->state = job_shown_state(job);
     s->reason = job->reason;
     s->info = info_line(c, job, arena, &s->reason);
     s->steps = job->resolved->run->steps;
@@ -353,7 +358,7 @@ Boost__JobSummary *core_summary(struct core *c, const struct job *job, struct ar
     s->array_job = job->array_job;
     s->array_index = job->array_index;
     s->submitted_wall_ns = job->submitted_ns;
-    s->has_ended_wall_ns = job->ended_ns != 0;
+    s->has_ended_wall_ns = job->ended_ns != 0 && s->state == job->state;
     s->ended_wall_ns = job->ended_ns;
     s->restarts = job->n_attempts > 1 ? job->n_attempts - 1 : 0;
     return s->name && s->user && s->info ? s : NULL;

@@ -148,6 +148,12 @@ struct attempt *job_add_attempt(struct job *job)
     return a;
 }
 
+Boost__JobState__Value job_shown_state(const struct job *job)
+{
+    bool ends = job_state_terminal(job->state) && !job_state_terminal(job->durable.state);
+    return ends ? job->durable.state : job->state;
+}
+
 struct checkpoint *job_checkpoint(const struct job *job, int64_t step, int attempt)
 {
     /* The newest ones are asked for most. */

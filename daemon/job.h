@@ -224,6 +224,8 @@ struct job {
     int n_checkpoints;
 
     struct { /* of its row, as struct checkpoint_durable */
+        bool row; /* there is one */
+        Boost__JobState__Value state;
         int restarts_used;
     } durable;
 
@@ -272,6 +274,8 @@ struct job {
     int runner;
 };
 
+/* What people are told: that a job has ended when its row says so, since it may not come back to life then. */
+Boost__JobState__Value job_shown_state(const struct job *job);
 /* The newest attempt while it is not closed, else NULL. */
 struct attempt *job_live_attempt(const struct job *job);
 struct attempt *job_attempt(const struct job *job, int number); /* NULL: no such one */

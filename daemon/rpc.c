@@ -238,7 +238,7 @@ struct job *call_find_job(struct rpc_call *call, const Boost__JobRef *ref)
 bool call_job_over(const struct rpc_call *call)
 {
     const struct job *job = call->job ? core_job(call->rpc->core, call->job) : NULL;
-    return job && job_state_terminal(job->state) && !job->unsettled;
+    return job && job_state_terminal(job_shown_state(job)) && !job->unsettled;
 }
 
 /* ---- requests ---------------------------------------------------------------- */

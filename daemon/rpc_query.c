@@ -22,11 +22,14 @@ static bool same_user(const struct job *job, const char *user)
 static bool let_through(const struct job *job, const void *arg)
 {
     const Boost__ListRequest *r = arg;
-    bool ended = job_state_terminal(job->state);
+    Boost__JobState__Value state = job_shown_state(job);
+    bool ended = job_state_terminal(state);
+    if (!job->durable.row) /* nobody but whoever submits it, and waits, has heard of it */
+        return false;
     if (r->n_states) {
         bool wanted = false;
         for (size_t i = 0; i < r->n_states; i++)
-            wanted |= r->states[i] == job->state;
+            wanted |= r->states[i] == state;
         if (!wanted)
             return false;
     } else if (ended && !r->all && !r->has_since_wall_ns) {

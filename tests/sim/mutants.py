@@ -49,6 +49,13 @@ MUTANTS = [
      "resume only from committed checkpoints"),
     ("deleted-before-row", "daemon/core_checkpoints.c", "    if (job->unsettled || job->dirty)\n        return; /* rows first, those of the open change too */\n", "",
      ""),
+    # What is shown is durable.
+    ("shown-before-durable", "daemon/core_show.c", "    x->state = k->durable.state;", "    x->state = k->state;",
+     "what is shown is durable"),
+    ("last-step-before-durable", "daemon/core_show.c", "    s->last_checkpoint_step = checkpoints_durable_step(job);",
+     "    s->last_checkpoint_step = job->checkpoint_step;", "what is shown is durable"),
+    ("end-before-durable", "daemon/core_show.c", "    s->state = job_shown_state(job);", "    s->state = job->state;",
+     "what is shown is durable"),
     # A node out of use gets nothing new.
     ("closed-is-open", "daemon/core_picture.c", ".open = node->admin == ADMIN(NONE),", ".open = true,",
      "a node out of use gets nothing new"),

@@ -413,6 +413,42 @@ static void check_nodes(struct sim *s)
     arena_free(&mem);
 }
 
+/* Whoever looks may take it that a crash of now leaves what there is to see. */
+static void check_shown_of(struct sim *s, struct arena *mem, const struct job *job)
+{
+    Boost__CheckpointsReply *ls = core_checkpoints(s->core, job, mem);
+    Boost__JobSummary *sum = core_summary(s->core, job, mem);
+    const struct store_job *its = mem_job(s->store, job->id);
+    bool last = sum && !sum->has_last_checkpoint_step;
+    for (size_t i = 0; ls && i < ls->n_checkpoints; i++) {
+        const Boost__CheckpointInfo *k = ls->checkpoints[i];
+        const struct store_checkpoint *row = mem_checkpoint(s->store, job->id, k->step, k->attempt);
+        int state = row ? row->state : (int)CKPT(WRITING);
+        if ((int)k->state != state || (k->has_pinned && k->pinned) != (row && row->pinned) ||
+            (int)k->mirror != (row ? row->mirror : 0))
+            violated(s, "what is shown is durable",
+                     "step %" PRId64 " of %" PRId64 ".%d is shown as %d, its row says %d", k->step, job->id,
+                     k->attempt, (int)k->state, state);
+        last = last || (sum && state == (int)CKPT(COMMITTED) && k->step == sum->last_checkpoint_step);
+    }
+    if (sum && !last)
+        violated(s, "what is shown is durable",
+                 "job %" PRId64 " shows a checkpoint of step %" PRId64 ", and none is durable", job->id,
+                 sum->last_checkpoint_step);
+    if (sum && terminal((int)sum->state) && !(its && its->state == (int)sum->state))
+        violated(s, "what is shown is durable", "job %" PRId64 " is shown as %s, its row says %s", job->id,
+                 name_of((int)sum->state), name_of(its ? its->state : -1));
+}
+
+static void check_shown(struct sim *s)
+{
+    struct arena mem;
+    arena_init(&mem, 64 << 20);
+    for (const struct job *job = core_next_job(s->core, 0); job; job = core_next_job(s->core, job->id))
+        check_shown_of(s, &mem, job);
+    arena_free(&mem);
+}
+
 /* What has to come to its end does so in time, where nothing hinders it. */
 static void check_process(struct sim *s, const struct sim_node *n, struct run *r)
 {
@@ -473,6 +509,8 @@ void check_always(struct sim *s)
     }
     if (s->happened % 16 == 0)
         check_processes(s);
+    if (s->happened % 32 == 8)
+        check_shown(s);
     if (s->happened % 64 == 0)
         check_nodes(s);
 }

@@ -266,6 +266,42 @@ static void no_older_one_goes_for_one_that_is_not_durable(void **state)
     end(l);
 }
 
+static bool any(const struct job *job, const void *arg)
+{
+    (void)job;
+    (void)arg;
+    return true;
+}
+
+/* An end waits for the store too: whoever acts on it, as a script behind `wait`, has to find it there later. */
+static void an_end_is_shown_when_it_is_durable(void **state)
+{
+    (void)state;
+    struct life *l = begin(1);
+    Boost__JobSummary *s;
+    int64_t *ids = NULL;
+    l->a->obeys_kill = false;
+    assert_int_equal(control(l->w, CANCEL, l->id, true), ERR_OK);
+    l->w->store->stuck = true;
+    kill_all(l->w, l->a, l->x);
+    pump(l->w);
+    assert_state(l->w, l->id, CANCELLED);
+    s = core_summary(l->w->core, job_of(l->w, l->id), &l->mem);
+    assert_int_equal(s->state, STATE(STOPPING));
+    assert_false(s->has_ended_wall_ns);
+    assert_says(s->info, "to CANCELLED as soon as state.db is written");
+    assert_int_equal(core_select(l->w->core, true, any, NULL, &ids), 1);
+    free(ids);
+    l->w->store->stuck = false;
+    pump(l->w);
+    s = core_summary(l->w->core, job_of(l->w, l->id), &l->mem);
+    assert_int_equal(s->state, STATE(CANCELLED));
+    assert_true(s->has_ended_wall_ns);
+    assert_int_equal(core_select(l->w->core, true, any, NULL, &ids), 0);
+    free(ids);
+    end(l);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -276,6 +312,7 @@ int main(void)
         cmocka_unit_test(pins_are_shown_when_they_are_durable),
         cmocka_unit_test(a_deletion_is_shown_when_it_is_durable),
         cmocka_unit_test(no_older_one_goes_for_one_that_is_not_durable),
+        cmocka_unit_test(an_end_is_shown_when_it_is_durable),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
