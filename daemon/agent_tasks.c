@@ -4,18 +4,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "daemon/agent_checkpoint.h"
-#include "daemon/agent_data.h"
-#include "daemon/agent_mirror.h"
+#include "daemon/agent_file_task.h"
 #include "daemon/agent_node.h"
-#include "daemon/agent_preflight.h"
-#include "daemon/agent_remote.h"
-#include "daemon/agent_shared.h"
 #include "daemon/agent_stacks.h"
-#include "daemon/agent_tool.h"
-#include "daemon/agent_user.h"
 #include "daemon/keeper_log.h"
 #include "daemon/log.h"
 #include "proto/base/clock.h"
@@ -27,7 +19,6 @@ enum {
     TELL_MS = 1000,        /* what a task has moved is told this often */
     LOG_BYTES = 256 << 10, /* of a reply, when the task does not say     */
     LOG_BYTES_MAX = 1 << 20,
-    FOUND_ARENA = 16 << 20,
     /* Work that takes as long as files are large or peers are slow; the agent has 64 threads (agent_main.c), and what
      * starts, commits and checks jobs must find one free. */
     SLOW_AT_ONCE = 32,
@@ -40,8 +31,6 @@ struct task {
     struct task *next; /* list of followers */
     Boost__Task *order;
     bool forgotten; /* nobody waits for the reply */
-    atomic_bool stop; /* for the thread, while it moves files */
-    bool gpus;      /* the node has some */
     /* result */
     int rc;
     struct error err;
@@ -52,13 +41,10 @@ struct task {
     struct buffer data;
     size_t wanted;
     bool over; /* no process of the attempt was left when reading began */
-    int64_t moved; /* bytes to or from an object store */
-    struct http_progress progress;
-    int64_t told_done, told_total;
     struct agent_stacks stacks;
-    Boost__TaskReply found; /* its `found` only, in `mem` */
-    struct tool_output tool; /* likewise */
-    struct arena mem;
+    /* files */
+    struct file_task file;
+    int64_t told_done, told_total;
 };
 
 struct agent_tasks {
@@ -77,7 +63,7 @@ static void free_task(struct task *t)
 {
     buffer_free(&t->data);
     agent_stacks_free(&t->stacks);
-    arena_free(&t->mem);
+    file_task_free(&t->file);
     boost__task__free_unpacked(t->order, NULL);
     free(t);
 }
@@ -108,16 +94,16 @@ static void reply(struct task *t)
         r.stacks = t->stacks.list;
         r.n_stacks = t->stacks.n;
     } else if (t->order->body_case == BOOST__TASK__BODY_FIND_CHECKPOINTS) {
-        r.found = t->found.found;
-        r.n_found = t->found.n_found;
+        r.found = t->file.found.found;
+        r.n_found = t->file.found.n_found;
     } else if (t->order->body_case == BOOST__TASK__BODY_MIRROR_CHECKPOINT ||
                t->order->body_case == BOOST__TASK__BODY_FETCH_DATA || t->order->body_case == BOOST__TASK__BODY_VERIFY) {
         r.has_moved = true;
-        r.moved = t->moved;
+        r.moved = t->file.moved;
     } else if (t->order->body_case == BOOST__TASK__BODY_CHECKPOINT_TOOL) {
-        r.faults = t->tool.faults;
-        r.n_faults = t->tool.n_faults;
-        r.text = t->tool.text;
+        r.faults = t->file.tool.faults;
+        r.n_faults = t->file.tool.n_faults;
+        r.text = t->file.tool.text;
     } else if (t->order->body_case == BOOST__TASK__BODY_READ_LOG) {
         r.has_data = r.has_next_offset = r.has_finished = true;
         r.data.data = t->data.data;
@@ -132,267 +118,6 @@ static void reply(struct task *t)
 
 /* ---- in a thread ---- */
 
-static struct agent_remote remote_of(struct task *t, uint32_t uid, uint32_t gid)
-{
-    return (struct agent_remote){t->tasks->agent->config, &t->stop, &t->progress, uid, gid};
-}
-
-static struct data_fetch data_work(struct task *t, uint32_t uid, uint32_t gid)
-{
-    return (struct data_fetch){remote_of(t, uid, gid), t->tasks->agent->attempts_dir, t->tasks->agent->worker_path};
-}
-
-/* That there are keys: whether they are the right ones only the store can say, and that may take its time. */
-static int preflight_mirror(const struct task *t, uint32_t uid, uint32_t gid, struct error *err)
-{
-    const Boost__JobSpec *spec = t->order->preflight->spec;
-    const char *mirror = spec->checkpoint->mirror;
-    struct s3_credentials keys;
-    struct s3_url at;
-    if (!mirror || !*mirror)
-        return ERR_OK;
-    int rc = s3_url_parse(mirror, &at, err);
-    if (!rc)
-        rc = agent_s3_credentials(t->tasks->agent->config, uid, gid, &keys, err);
-    s3_credentials_wipe(&keys);
-    if (rc)
-        rc = err->code = ERR_INVALID;
-    return rc ? error_context(err, "checkpoint.mirror") : ERR_OK;
-}
-
-/* Of a node without GPUs nothing is asked about them: the job will not come here. */
-static int preflight(struct task *t, uint32_t uid, uint32_t gid, struct error *err)
-{
-    Boost__Reason__Value reason;
-    const Boost__JobSpec *spec = t->order->preflight->spec;
-    int rc = agent_preflight(spec, NULL, uid, gid, &reason, err);
-    if (!rc)
-        rc = agent_preflight_init(spec, t->tasks->agent->worker_path, uid, gid, err);
-    if (!rc)
-        rc = preflight_mirror(t, uid, gid, err);
-    if (!rc && data_has_urls(spec)) {
-        struct data_fetch x = data_work(t, uid, gid);
-        rc = data_look(&x, spec, err);
-    }
-    bool cuda = spec && spec->resources && spec->resources->device == BOOST__DEVICE__VALUE__CUDA;
-    return rc || !cuda || !t->gpus ? rc : agent_preflight_cuda(t->tasks->agent->worker_path, err);
-}
-
-/* Of an object store that the task works with; NULL: none. */
-static const char *mirror_of(const Boost__Task *order)
-{
-    const char *at = order->body_case == BOOST__TASK__BODY_MIRROR_CHECKPOINT ? order->mirror_checkpoint->mirror
-                     : order->body_case == BOOST__TASK__BODY_DELETE_CHECKPOINT ? order->delete_checkpoint->mirror
-                                                                               : NULL;
-    return at && *at ? at : NULL;
-}
-
-/* From its copy, when what is here is missing or damaged. The keys are looked for only then. */
-static int verify_or_fetch(struct task *t, uint32_t uid, uint32_t gid, struct error *err)
-{
-    const Boost__VerifyCheckpoint *o = t->order->verify;
-    const struct agent_remote remote = remote_of(t, uid, gid);
-    struct as_user user;
-    struct s3 *s = NULL;
-    struct error here;
-    int rc = as_user_begin(&user, uid, gid, err);
-    if (rc)
-        return rc;
-    rc = checkpoint_verify(o, err);
-    as_user_end(&user);
-    if ((rc != ERR_NOT_FOUND && rc != ERR_CORRUPT) || !o->mirror || !*o->mirror)
-        return rc;
-    here = *err;
-    rc = agent_s3_open(&remote, 0, &s, err);
-    if (!rc)
-        rc = as_user_begin(&user, uid, gid, err);
-    else if (rc == ERR_NOT_FOUND) /* keys: says nothing about the checkpoint */
-        rc = err->code = ERR_REFUSED;
-    if (!rc) {
-        rc = mirror_fetch(s, o, &t->progress, &t->moved, err);
-        if (!rc)
-            rc = checkpoint_verify(o, err);
-        as_user_end(&user);
-    }
-    s3_close(s);
-    return rc ? error_context(err, "%.300s", here.message) : ERR_OK;
-}
-
-/* What the headers of the shards say, which only the worker can read. */
-static int verify_headers(struct task *t, uint32_t uid, uint32_t gid, const char *dir, struct error *err)
-{
-    char *argv[] = {t->tasks->agent->worker_path, "ckpt", "verify", "--headers", (char *)(uintptr_t)dir, NULL};
-    return agent_tool_run(argv, uid, gid, &t->mem, &t->tool, err);
-}
-
-/* A checkpoint that an attempt is to start from. */
-static int verify(struct task *t, uint32_t uid, uint32_t gid, struct error *err)
-{
-    const Boost__VerifyCheckpoint *o = t->order->verify;
-    int rc = verify_or_fetch(t, uid, gid, err);
-    if (!rc && verify_headers(t, uid, gid, o->dir, err))
-        rc = err->code = ERR_INTERNAL; /* says nothing about the files */
-    if (!rc && t->tool.n_faults)
-        rc = error_set(err, ERR_CORRUPT, "checkpoint of step %lld, attempt %d: %s", (long long)o->step, o->attempt,
-                       t->tool.faults[0]);
-    return rc;
-}
-
-static int verify_whole(struct task *t, uint32_t uid, uint32_t gid, const Boost__VerifyCheckpoint *o, struct error *err)
-{
-    struct as_user user;
-    char **found;
-    size_t n = 0;
-    int rc = as_user_begin(&user, uid, gid, err);
-    if (!rc) {
-        rc = checkpoint_faults(o, &t->mem, &found, &n, err);
-        as_user_end(&user);
-    }
-    if (!rc)
-        rc = verify_headers(t, uid, gid, o->dir, err);
-    char **all = rc ? NULL : arena_alloc(&t->mem, (n + t->tool.n_faults + 1) * sizeof *all);
-    if (!rc && !all)
-        return error_set(err, ERR_NOMEM, "no memory for what is wrong with %s", o->dir);
-    for (size_t i = 0; !rc && i < n + t->tool.n_faults; i++)
-        all[i] = i < n ? found[i] : t->tool.faults[i - n];
-    if (!rc)
-        t->tool = (struct tool_output){.faults = all, .n_faults = n + t->tool.n_faults, .text = t->tool.text};
-    return rc;
-}
-
-static int checkpoint_tool(struct task *t, uint32_t uid, uint32_t gid, struct error *err)
-{
-    const Boost__CheckpointTool *o = t->order->checkpoint_tool;
-    const Boost__CheckpointRequest *r = o->order;
-    char rank[16], *argv[8];
-    size_t n = 0;
-    if (o->verify)
-        return verify_whole(t, uid, gid, o->verify, err);
-    if (!r || !r->from || *r->from != '/' || !r->to || *r->to != '/')
-        return error_set(err, ERR_PROTOCOL, "the checkpoint tool is not told what to read and what to write");
-    argv[n++] = t->tasks->agent->worker_path;
-    argv[n++] = "ckpt";
-    argv[n++] = r->what == BOOST__CHECKPOINT_REQUEST__WHAT__EXPORT   ? "export"
-                : r->what == BOOST__CHECKPOINT_REQUEST__WHAT__IMPORT ? "import"
-                                                                     : "convert";
-    if (r->what == BOOST__CHECKPOINT_REQUEST__WHAT__EXPORT && r->bf16)
-        argv[n++] = "--bf16";
-    if (r->has_rank) {
-        snprintf(rank, sizeof rank, "--rank=%d", r->rank);
-        argv[n++] = rank;
-    }
-    argv[n++] = r->from;
-    argv[n++] = r->to;
-    argv[n] = NULL;
-    return agent_tool_run(argv, uid, gid, &t->mem, &t->tool, err);
-}
-
-static int open_store(struct task *t, uint32_t uid, uint32_t gid, struct s3 **out, struct error *err)
-{
-    const struct agent_remote remote = remote_of(t, uid, gid);
-    int rc = agent_s3_open(&remote, 0, out, err);
-    if (rc == ERR_NOT_FOUND) /* the keys, not the files */
-        rc = err->code = ERR_REFUSED;
-    return rc ? error_context(err, "%s", mirror_of(t->order)) : ERR_OK;
-}
-
-static int delete_files(const Boost__DeleteCheckpoint *o, uint32_t uid, uint32_t gid, struct error *err)
-{
-    struct as_user user;
-    int rc = as_user_begin(&user, uid, gid, err);
-    if (rc)
-        return rc;
-    rc = checkpoint_delete(o->dir, err);
-    if (!rc)
-        rc = mirror_forget(o->dir, err);
-    as_user_end(&user);
-    return rc;
-}
-
-static int delete_copy(struct task *t, uint32_t uid, uint32_t gid, struct error *err)
-{
-    const Boost__DeleteCheckpoint *o = t->order->delete_checkpoint;
-    struct as_user user;
-    struct s3 *s = NULL;
-    int rc = open_store(t, uid, gid, &s, err);
-    if (!rc)
-        rc = as_user_begin(&user, uid, gid, err);
-    if (!rc) {
-        rc = mirror_delete(s, o->dir, o->mirror, err);
-        as_user_end(&user);
-    }
-    s3_close(s);
-    return rc;
-}
-
-/* The files have to go even where the copy cannot be reached, and the copy where their file system is not mounted: then
- * ERR_BUSY, whatever became of it. */
-static int delete_checkpoint(struct task *t, uint32_t uid, uint32_t gid, struct error *err)
-{
-    struct error copy;
-    int rc = delete_files(t->order->delete_checkpoint, uid, gid, err);
-    if (!mirror_of(t->order) || (rc && rc != ERR_BUSY))
-        return rc;
-    int gone = delete_copy(t, uid, gid, &copy);
-    if (!rc && gone)
-        *err = copy;
-    return rc ? rc : gone;
-}
-
-static int run_file_task(struct task *t, struct error *err)
-{
-    const Boost__Task *order = t->order;
-    struct as_user user;
-    uint32_t uid = order->has_uid ? order->uid : (uint32_t)geteuid();
-    uint32_t gid = order->has_gid ? order->gid : (uint32_t)getegid();
-    if (order->body_case == BOOST__TASK__BODY_PREFLIGHT)
-        return preflight(t, uid, gid, err);
-    if (order->body_case == BOOST__TASK__BODY_VERIFY)
-        return verify(t, uid, gid, err);
-    if (order->body_case == BOOST__TASK__BODY_CHECKPOINT_TOOL)
-        return checkpoint_tool(t, uid, gid, err);
-    if (order->body_case == BOOST__TASK__BODY_FETCH_DATA) {
-        struct data_fetch x = data_work(t, uid, gid);
-        const Boost__FetchData *o = order->fetch_data;
-        return o->spec ? data_fetch(&x, o->spec, o->init, &t->moved, err)
-                       : error_set(err, ERR_PROTOCOL, "an order to fetch names no job");
-    }
-    if (order->body_case == BOOST__TASK__BODY_DELETE_CHECKPOINT)
-        return delete_checkpoint(t, uid, gid, err);
-    struct s3 *s = NULL;
-    int rc = ERR_OK;
-    if (mirror_of(order))
-        rc = open_store(t, uid, gid, &s, err);
-    if (!rc)
-        rc = as_user_begin(&user, uid, gid, err);
-    if (rc) {
-        s3_close(s);
-        return rc;
-    }
-    switch (order->body_case) {
-    case BOOST__TASK__BODY_WRITE_MANIFEST:
-        rc = checkpoint_write_manifest(order->write_manifest, order->job, err);
-        break;
-    case BOOST__TASK__BODY_MIRROR_CHECKPOINT:
-        rc = s ? mirror_copy(s, order->mirror_checkpoint, &t->progress, &t->moved, err)
-               : error_set(err, ERR_PROTOCOL, "an order to copy says not where to");
-        break;
-    case BOOST__TASK__BODY_PROVE_SHARED:
-        rc = agent_prove_shared(order->prove_shared, err);
-        break;
-    case BOOST__TASK__BODY_FIND_CHECKPOINTS:
-        rc = checkpoints_find(order->find_checkpoints->dir, &t->mem, &t->found, err);
-        break;
-    default:
-        rc = error_set(err, ERR_UNSUPPORTED, "this agent does not know the task");
-        rc = error_hint(err, "install the same version of boostd and boost-agent");
-        break;
-    }
-    as_user_end(&user);
-    s3_close(s);
-    return rc;
-}
-
 static void run_task(uv_work_t *work)
 {
     struct task *t = work->data;
@@ -401,7 +126,7 @@ static void run_task(uv_work_t *work)
         return;
     }
     if (t->order->body_case != BOOST__TASK__BODY_READ_LOG) {
-        t->rc = run_file_task(t, &t->err);
+        t->rc = file_task_run(&t->file, &t->err);
         return;
     }
     const Boost__ReadLog *o = t->order->read_log;
@@ -487,7 +212,7 @@ static void tell(uv_timer_t *timer)
 {
     struct agent_tasks *tasks = timer->data;
     for (struct task *t = tasks->working; t; t = t->next) {
-        int64_t done = atomic_load(&t->progress.done), total = atomic_load(&t->progress.total);
+        int64_t done = atomic_load(&t->file.progress.done), total = atomic_load(&t->file.progress.total);
         if (t->forgotten || (done == t->told_done && total == t->told_total))
             continue;
         Boost__TaskProgress p = BOOST__TASK_PROGRESS__INIT;
@@ -590,7 +315,7 @@ void agent_tasks_cancel(struct agent *agent, uint64_t id)
     }
     for (struct task *t = agent->tasks->working; t; t = t->next)
         if (t->order->id == id && t->order->body_case == BOOST__TASK__BODY_FETCH_DATA) {
-            atomic_store(&t->stop, true);
+            atomic_store(&t->file.stop, true);
             t->forgotten = true;
         }
 }
@@ -598,7 +323,7 @@ void agent_tasks_cancel(struct agent *agent, uint64_t id)
 void agent_tasks_stop(struct agent *agent)
 {
     for (struct task *t = agent->tasks ? agent->tasks->working : NULL; t; t = t->next)
-        atomic_store(&t->stop, true);
+        atomic_store(&t->file.stop, true);
 }
 
 static void free_list(struct task **list)
@@ -630,10 +355,9 @@ void agent_tasks_take(struct agent *agent, const Boost__Task *order)
         return;
     }
     t->tasks = agent->tasks;
-    t->gpus = devices_count(agent->devices) > 0;
     t->work.data = t;
     buffer_init(&t->data, LOG_BYTES_MAX + 1);
-    arena_init(&t->mem, FOUND_ARENA);
+    file_task_init(&t->file, agent, t->order, devices_count(agent->devices) > 0);
     if (order->body_case == BOOST__TASK__BODY_COLLECT_STACKS) {
         t->rc = agent_stacks_prepare(agent, order->job, t->order->collect_stacks, &t->stacks, &t->err);
         if (t->rc) {
