@@ -12,8 +12,9 @@ typedef int part(struct engine *e, int64_t layer, struct error *err);
 
 /* From the end of a sum to the begin of the next one; a part may be absent. joins: whether the middle wants all rows at
  * once, so that the slices wait for each other there; NULL: it does not. */
+enum { FROM_SUM, MIDDLE, TO_SUM, PARTS };
 struct section {
-    part *from_sum, *middle, *to_sum;
+    part *parts[PARTS];
     bool (*joins)(const struct engine *e);
 };
 
@@ -26,40 +27,50 @@ static int slices_of(const struct engine *e, struct rows out[PLAN_SLICES])
     return first < T ? 2 : 1;
 }
 
-/* A slice's products run while the other one is summed: by their place and not by what is under way, so that those of a
- * re-forward are the same. */
-static void take_rows(struct engine *e, int slice, const struct rows *rows)
+void block_leaves_room(struct engine *e, bool room)
 {
-    e->slice = slice;
-    e->rows = *rows;
     if (e->k->set_spare)
-        e->k->set_spare(e->ks, rows->count < e->plan->T ? COMM_PROCESSORS : 0);
+        e->k->set_spare(e->ks, room && e->rows.count < e->plan->T ? COMM_PROCESSORS : 0);
 }
 
-static int slice_by_slice(struct engine *e, part *const parts[], int count, int64_t layer, struct error *err)
+/* Whether products of part i of slice s run beside the other slice's sum, where [from, to) of the section's parts are
+ * done. Not so the one that ends a section, last before the other's turn, when that one's sum should be done; but
+ * behind a middle that joined the slices it is all that the first one's sum has, and in front of it both are done with
+ * the second. */
+static bool is_beside(int from, int to, int s, int i)
 {
-    const struct rows all = {0, e->plan->T};
+    return from == TO_SUM ? s > 0 : to == MIDDLE ? s == 0 : i != TO_SUM;
+}
+
+/* Parts [from, to) of a section. */
+static int slice_by_slice(struct engine *e, const struct section *section, int from, int to, int64_t layer,
+                          struct error *err)
+{
     struct rows slices[PLAN_SLICES];
     int n = slices_of(e, slices), rc = ERR_OK;
     for (int s = 0; s < n && !rc; s++) {
-        take_rows(e, s, &slices[s]);
-        for (int i = 0; i < count && !rc; i++)
-            rc = parts[i] ? parts[i](e, layer, err) : ERR_OK;
+        e->slice = s;
+        e->rows = slices[s];
+        for (int i = from; i < to && !rc; i++) {
+            block_leaves_room(e, is_beside(from, to, s, i));
+            rc = section->parts[i] ? section->parts[i](e, layer, err) : ERR_OK;
+        }
     }
-    take_rows(e, 0, &all);
+    e->slice = 0;
+    e->rows = (struct rows){0, e->plan->T};
+    block_leaves_room(e, false);
     return rc;
 }
 
 /* A section of all slices, one after the other but for a middle that joins them. */
 static int run(struct engine *e, const struct section *s, int64_t layer, struct error *err)
 {
-    part *const parts[] = {s->from_sum, s->middle, s->to_sum};
     if (!s->joins || !s->joins(e))
-        return slice_by_slice(e, parts, 3, layer, err);
-    int rc = slice_by_slice(e, &parts[0], 1, layer, err);
+        return slice_by_slice(e, s, FROM_SUM, PARTS, layer, err);
+    int rc = slice_by_slice(e, s, FROM_SUM, MIDDLE, layer, err);
     if (!rc)
-        rc = s->middle(e, layer, err);
-    return rc ? rc : slice_by_slice(e, &parts[2], 1, layer, err);
+        rc = s->parts[MIDDLE](e, layer, err);
+    return rc ? rc : slice_by_slice(e, s, TO_SUM, PARTS, layer, err);
 }
 
 /* ---- what the parts work on ---- */
@@ -262,13 +273,13 @@ static int next_qkv_latent(struct engine *e, int64_t i, struct error *err)
     return ends_stage(e, i) ? ERR_OK : qkv_latent(e, i + 1, err);
 }
 
-static const struct section enter = {NULL, norm1, qkv_latent, norm_joins_rows};
-static const struct section enter_again = {NULL, norm1_again, qkv_latent, norm_joins_rows};
+static const struct section enter = {{NULL, norm1, qkv_latent}, norm_joins_rows};
+static const struct section enter_again = {{NULL, norm1_again, qkv_latent}, norm_joins_rows};
 static const struct section forward[] = {
-    {qkv_output, attention, o_latent, attention_joins_rows},
-    {o_output, norm2, gu_latent, norm_joins_rows},
-    {gu_output, product, down_latent, NULL},
-    {down_output, next_norm1, next_qkv_latent, norm_joins_rows},
+    {{qkv_output, attention, o_latent}, attention_joins_rows},
+    {{o_output, norm2, gu_latent}, norm_joins_rows},
+    {{gu_output, product, down_latent}, NULL},
+    {{down_output, next_norm1, next_qkv_latent}, norm_joins_rows},
 };
 enum { SECTIONS = sizeof forward / sizeof forward[0], AGAIN = SECTIONS - 1 /* no backward wants down's output */ };
 
@@ -412,12 +423,12 @@ static int next_down_dlatent(struct engine *e, int64_t i, struct error *err)
     return i > e->stage.layer0 && begun_behind(e, i - 1) ? down_dlatent(e, i - 1, err) : ERR_OK;
 }
 
-static const struct section enter_backward = {settle_down, NULL, down_dlatent, NULL};
+static const struct section enter_backward = {{settle_down, NULL, down_dlatent}, NULL};
 static const struct section backward[SECTIONS] = {
-    {down_dinput, product_backward, gu_dlatent, NULL},
-    {gu_dinput, norm2_backward, o_dlatent, norm_joins_rows},
-    {o_dinput, attention_backward, qkv_dlatent, attention_joins_rows},
-    {qkv_dinput, norm1_backward, next_down_dlatent, norm_joins_rows},
+    {{down_dinput, product_backward, gu_dlatent}, NULL},
+    {{gu_dinput, norm2_backward, o_dlatent}, norm_joins_rows},
+    {{o_dinput, attention_backward, qkv_dlatent}, attention_joins_rows},
+    {{qkv_dinput, norm1_backward, next_down_dlatent}, norm_joins_rows},
 };
 
 int block_backward(struct engine *e, int64_t i, struct error *err)

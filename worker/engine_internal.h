@@ -227,6 +227,9 @@ struct addends block_sum(const struct engine *e, int64_t layer);
  * block `layer` nothing adds to gradients of its weights any more. */
 int block_forward(struct engine *e, int64_t layer, struct error *err);
 int block_backward(struct engine *e, int64_t layer, struct error *err);
+/* Whether products of a slice leave room from here on for a sum of the other one: by their place and not by what is
+ * under way, so that those of a re-forward are the same. Between parts of a block it is seen to. */
+void block_leaves_room(struct engine *e, bool room);
 /* Shapes that the attention is called with, the first n of these. */
 int block_attentions(const struct engine *e, struct attention out[PLAN_SLICES]);
 

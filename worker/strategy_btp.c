@@ -8,7 +8,8 @@ static const char *const gradients[SITE_COUNT] = {"latent gradient qkv", "latent
                                                   "latent gradient down"};
 
 /* An all-reduce over tp of n columns of the rows at work, with their statistic when S is not NULL: one segment when the
- * two are of one type and neighbours, else one call of two segments. Done at once, or begun. */
+ * two are of one type and neighbours, else one call of two segments. Done at once, or begun: products that follow in
+ * the same part of the block are beside it. */
 static int begin_sum(struct engine *e, const struct bundle *b, void *data, int64_t n, void *S, const char *what,
                      struct error *err)
 {
@@ -28,6 +29,7 @@ static int begin_sum(struct engine *e, const struct bundle *b, void *data, int64
     if (!e->overlap)
         return comm_all_reduce(call.comm, e->ks, call.segments, call.n, COMM_SUM, what, err);
     e->calls[e->slice][b->first] = overlap_begin(e->overlap, &call);
+    block_leaves_room(e, true);
     return ERR_OK;
 }
 
@@ -116,7 +118,7 @@ static void *latent_dz(const struct engine *e, const struct bundle *b)
     return act_at(e, engine_buffer(e, BUF_DLATENT, 0), before * e->w.latent);
 }
 
-/* B's gradient waits for nothing and nothing waits for it, so it is made under the sum. */
+/* B's gradient does not wait for the sum nor the sum for it, so it is made beside it. */
 static int dlatent(struct engine *e, const struct bundle *b, int64_t layer, const void *dy, struct error *err)
 {
     struct bundle_up up = up_of(e, b, layer);

@@ -235,14 +235,15 @@ static void slices_have_the_gradients_of_all_rows(void **state)
 /* ---- the order ---- */
 
 /* What a rank enqueues in the middle one of three blocks, on streams beside each other: S begins a sum and W waits for
- * one, P is a product, G one that makes a weight's gradient, A attention, N a norm, M the gated product; each with its
- * slice or, of all rows, a star. */
+ * one, P is a product, G one that makes a weight's gradient, both small where they leave processors for a sum, A
+ * attention, N a norm, M the gated product; each with its slice or, of all rows, a star. */
 enum { SEQUENCE = 5 };
 static struct order {
     char text[1024];
     bool open;
     int64_t rows; /* of the micro-batch */
     char last;    /* slice of the latest product */
+    bool room;    /* for a sum beside it */
     char marked[KSTREAM_MARKS];
 } order;
 static char beside;
@@ -296,7 +297,13 @@ static void order_gemm(struct kstream *ks, const struct gemm *g, const void *a, 
 {
     (void)ks, (void)a, (void)b, (void)c;
     order.last = slice_of(g->c_grad ? g->k : g->m);
-    note(g->c_grad ? 'G' : 'P', order.last);
+    char what = g->c_grad ? 'G' : 'P';
+    note(order.room ? (char)(what - 'A' + 'a') : what, order.last);
+}
+static void order_set_spare(struct kstream *ks, int processors)
+{
+    (void)ks;
+    order.room = processors > 0;
 }
 
 #pragma GCC diagnostic push
@@ -350,7 +357,7 @@ static void take_order(const struct tiny *c)
     double loss;
     int32_t tokens[64] = {0};
     struct micro_batch micro = {tokens, tokens};
-    k.stream_beside = order_beside, k.mark = order_mark, k.await = order_await;
+    k.stream_beside = order_beside, k.mark = order_mark, k.await = order_await, k.set_spare = order_set_spare;
     k.range_begin = order_range, k.range_end = order_range_end;
     k.gemm = order_gemm, k.residual_gain = order_residual_gain, k.gain_backward = order_gain_backward;
     k.attention_forward = order_attention_forward, k.attention_backward = order_attention_backward;
@@ -370,23 +377,23 @@ static void take_order(const struct tiny *c)
 static void a_slice_is_summed_while_the_other_works(void **state)
 {
     (void)state;
-    static const char together[] = "W0 P0 A0 P0 S0 W1 P1 A1 P1 S1 "
-                                   "W0 P0 N0 P0 S0 W1 P1 N1 P1 S1 "
-                                   "W0 P0 M0 P0 S0 W1 P1 M1 P1 S1 "
-                                   "W0 P0 N0 P0 S0 W1 P1 N1 P1 S1 "
-                                   "W0 P0 M0 G0 P0 S0 G0 W1 P1 M1 G1 P1 S1 G1 "
-                                   "W0 G0 P0 N0 P0 S0 G0 W1 G1 P1 N1 P1 S1 G1 "
-                                   "W0 G0 P0 A0 P0 S0 G0 W1 G1 P1 A1 P1 S1 G1 "
-                                   "W0 G0 P0 N0 P0 S0 G0 W1 G1 P1 N1 P1 S1 G1";
+    static const char together[] = "W0 p0 A0 P0 S0 W1 p1 A1 P1 S1 "
+                                   "W0 p0 N0 P0 S0 W1 p1 N1 P1 S1 "
+                                   "W0 p0 M0 P0 S0 W1 p1 M1 P1 S1 "
+                                   "W0 p0 N0 P0 S0 W1 p1 N1 P1 S1 "
+                                   "W0 p0 M0 g0 P0 S0 g0 W1 p1 M1 g1 P1 S1 g1 "
+                                   "W0 g0 p0 N0 P0 S0 g0 W1 g1 p1 N1 P1 S1 g1 "
+                                   "W0 g0 p0 A0 P0 S0 g0 W1 g1 p1 A1 P1 S1 g1 "
+                                   "W0 g0 p0 N0 P0 S0 g0 W1 g1 p1 N1 P1 S1 g1";
     /* The attention of a sequence that is cut wants both slices. */
-    static const char alone[] = "W0 P0 W1 P1 A* P0 S0 P1 S1 "
-                                "W0 P0 N0 P0 S0 W1 P1 N1 P1 S1 "
-                                "W0 P0 M0 P0 S0 W1 P1 M1 P1 S1 "
-                                "W0 P0 N0 P0 S0 W1 P1 N1 P1 S1 "
-                                "W0 P0 M0 G0 P0 S0 G0 W1 P1 M1 G1 P1 S1 G1 "
-                                "W0 G0 P0 N0 P0 S0 G0 W1 G1 P1 N1 P1 S1 G1 "
-                                "W0 G0 P0 W1 G1 P1 A* P0 S0 G0 P1 S1 G1 "
-                                "W0 G0 P0 N0 P0 S0 G0 W1 G1 P1 N1 P1 S1 G1";
+    static const char alone[] = "W0 p0 W1 P1 A* P0 S0 p1 S1 "
+                                "W0 p0 N0 P0 S0 W1 p1 N1 P1 S1 "
+                                "W0 p0 M0 P0 S0 W1 p1 M1 P1 S1 "
+                                "W0 p0 N0 P0 S0 W1 p1 N1 P1 S1 "
+                                "W0 p0 M0 g0 P0 S0 g0 W1 p1 M1 g1 P1 S1 g1 "
+                                "W0 g0 p0 N0 P0 S0 g0 W1 g1 p1 N1 P1 S1 g1 "
+                                "W0 g0 p0 W1 G1 P1 A* P0 S0 g0 p1 S1 g1 "
+                                "W0 g0 p0 N0 P0 S0 g0 W1 g1 p1 N1 P1 S1 g1";
     struct tiny c = tiny_default;
     c.fp64 = false, c.L = 3, c.s = SEQUENCE, c.h = c.hk = 8, c.d = 16, c.tp = 2;
     c.way.overlap = true;
@@ -398,7 +405,7 @@ static void a_slice_is_summed_while_the_other_works(void **state)
     assert_string_equal(order.text, alone);
     c.way.overlap = false;
     take_order(&c);
-    assert_null(strpbrk(order.text, "SW01"));
+    assert_null(strpbrk(order.text, "SW01pg"));
 }
 
 /* ---- gradients of replicas ---- */
