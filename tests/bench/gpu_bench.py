@@ -18,9 +18,9 @@ from pathlib import Path
 sys.dont_write_bytecode = True
 import gpu_tables
 import paper_tables
+from gpu_machine import Smi, machine
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 OURS_LIMIT, PEER_LIMIT = 150, 300  # seconds, start and compilation included
 SHORT = 0.06                       # of --seconds that a line of single operations has
 SETTLED = 3                        # seconds at the end of a peer's run that it measures at least
@@ -229,46 +229,19 @@ def environment():
     return env
 
 
-class Smi:
-    """SM clock and power, sampled beside a program that does not log them itself."""
-
-    def __init__(self):
-        self.samples = []
-        try:
-            self.process = subprocess.Popen(
-                ["nvidia-smi", "-i", os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0],
-                 "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "-lms", "200"],
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        except OSError:
-            self.process = None
-            return
-        self.thread = threading.Thread(target=self.read)
-        self.thread.start()
-
-    def read(self):
-        for line in self.process.stdout:
-            try:
-                self.samples.append((time.monotonic(), *(float(x) for x in line.split(","))))
-            except ValueError:
-                pass
-
-    def close(self, until):
-        """Means of the last seconds before `until`."""
-        if not self.process:
-            return {}
-        self.process.kill()
-        self.process.wait()
-        self.thread.join()
-        last = [s for s in self.samples if until - SETTLED <= s[0] <= until]
-        return {"peer_sm_mhz": statistics.mean(s[1] for s in last),
-                "peer_watts": statistics.mean(s[2] for s in last)} if last else {}
+def clocks_before(smi, until):
+    """Means of the last seconds before `until`, of a program that does not log them itself."""
+    last = smi.between(until - SETTLED, until)
+    return {"peer_sm_mhz": statistics.mean(s[1] for s in last),
+            "peer_watts": statistics.mean(s[2] for s in last)} if last else {}
 
 
 def peer(case, folder):
     """Value, peak memory and clocks of the PyTorch program, on its own libraries."""
     script, argument = case.peer
     env = {k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}
-    smi, until, line, text = Smi(), time.monotonic(), "", []
+    smi = Smi("clocks.sm,power.draw", 200, os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0])
+    until, line, text = time.monotonic(), "", []
     p = subprocess.Popen([sys.executable, "-u", folder / script, argument], stdout=subprocess.PIPE,
                          stderr=subprocess.STDOUT, text=True, env=env)
     watchdog = threading.Timer(PEER_LIMIT, p.kill)
@@ -282,12 +255,12 @@ def peer(case, folder):
         watchdog.cancel()
         p.kill()
         p.wait()
-        clocks = smi.close(until)
+        smi.close()
     found = re.search(r"([\d.]+) tok/s", line) or re.search(r"fwd\+bwd ([\d.]+) ms/layer", line)
     peak = re.search(r"peak ([\d.]+) GiB", line)
     if not found:
         raise RuntimeError("".join(text)[-500:] or f"{script} ended with {p.returncode}")
-    return {"value": float(found[1]), "peak": float(peak[1]) if peak else None, **clocks}
+    return {"value": float(found[1]), "peak": float(peak[1]) if peak else None, **clocks_before(smi, until)}
 
 
 @functools.lru_cache
@@ -349,14 +322,6 @@ def beside_hfu(name, rows):
         figures = PUBLISHED_HFU.get((size, int(b), way))
         if figures:
             row.update(peer="published: A100, % of 312 TFLOP/s", peer_value=figures[pair == "mlp"])
-
-
-def machine():
-    p = subprocess.run([sys.executable, ROOT / "deploy" / "gpu-versions.py", "--json", ROOT], capture_output=True,
-                       text=True)
-    found = json.loads(p.stdout) if p.returncode == 0 else {}
-    return {"commit": found.get("commit", "unknown"), "device": found.get("gpu") or "no GPU",
-            "driver": found.get("driver"), "cublaslt": found.get("cublaslt"), "cudnn": found.get("cudnn")}
 
 
 def measure(build, name, case, folder, known, args):
@@ -424,7 +389,7 @@ def main():
         return 0
     if not chosen:
         p.error("no benchmark has such a name (--list)")
-    about, folder, known, rows, failed = machine(), peers_folder(args), {}, [], []
+    about, folder, known, rows, failed = machine("cublaslt", "cudnn"), peers_folder(args), {}, [], []
     kept = [json.loads(x) for x in args.out.read_text().splitlines()] if args.out.exists() else []
     for name, case in chosen.items():
         try:

@@ -1,65 +1,40 @@
 """What paper_table.py writes and reads: lines on disk, samples of the GPUs' clocks, steps that count, tokens."""
-import datetime, json, os, statistics, subprocess, sys, threading, time
-from pathlib import Path
+import datetime, json, os, statistics
 
-ROOT = Path(__file__).resolve().parents[2]
+from gpu_machine import Smi, machine
+
 SKIPPED = 4  # steps: the first runs plainly, the second is captured
 
 
 # ---- clocks and memory beside the jobs ---------------------------------------------------
 
 
-class Smi:
+class Clocks:
     """Memory, SM clock and power of all GPUs, sampled."""
 
     def __init__(self):
-        self.samples, self.process = [], None
-        try:
-            self.process = subprocess.Popen(
-                ["nvidia-smi", "--query-gpu=memory.used,clocks.sm,power.draw", "--format=csv,noheader,nounits", "-lms",
-                 "500"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        except OSError:
-            return
-        self.thread = threading.Thread(target=self.read, daemon=True)
-        self.thread.start()
-
-    def read(self):
-        for line in self.process.stdout:
-            try:
-                self.samples.append((time.monotonic(), *(float(x) for x in line.split(","))))
-            except ValueError:
-                pass
+        self.smi = Smi("memory.used,clocks.sm,power.draw", 500)
 
     def between(self, start, end):
         """Of the GPUs at work: peak memory, mean clock and power."""
-        busy = [s for s in self.samples if start <= s[0] <= end and s[1] > 1024]
+        busy = [s for s in self.smi.between(start, end) if s[1] > 1024]
         if not busy:
             return {"peak_gib": None, "sm_mhz": None, "watts": None}
         return {"peak_gib": max(s[1] for s in busy) / 1024, "sm_mhz": statistics.mean(s[2] for s in busy),
                 "watts": statistics.mean(s[3] for s in busy)}
 
     def close(self):
-        if self.process:
-            self.process.kill()
-            self.process.wait()
+        self.smi.close()
 
 
 # ---- lines -------------------------------------------------------------------------------
-
-
-def machine():
-    p = subprocess.run([sys.executable, ROOT / "deploy" / "gpu-versions.py", "--json", ROOT], capture_output=True,
-                       text=True)
-    found = json.loads(p.stdout) if p.returncode == 0 else {}
-    return {"commit": found.get("commit", "unknown"), "device": found.get("gpu") or "no GPU",
-            **{k: found.get(k) for k in ("driver", "nccl", "cublaslt", "cudnn")}}
 
 
 class Lines:
     """The results, on disk after each one."""
 
     def __init__(self, out):
-        self.out, self.about, self.rows = out, machine(), {}
+        self.out, self.about, self.rows = out, machine("nccl", "cublaslt", "cudnn"), {}
         if out.exists():
             self.rows = {r["name"]: r for r in map(json.loads, out.read_text().splitlines())}
         self.mine = []

@@ -30,7 +30,7 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(ROOT / "tests" / "e2e")]
 import paper_model as pm
 import paper_tables
-from paper_lines import Lines, Smi, along, measured, median_of, random_tokens
+from paper_lines import Clocks, Lines, along, measured, median_of, random_tokens
 
 PARTS = ("iter", "layer", "comm", "exposed", "peers", "variants", "kill", "loss")
 MAIN_WAYS = ("full", "vanilla_published", "btp", "vanilla", "btp_no_overlap")
@@ -65,7 +65,7 @@ class Table:
         self.args, self.lines = args, Lines(args.out)
         self.end = time.monotonic() + args.budget_s
         self.plans, self.points = {}, {}
-        self.smi, self.cluster, self.mounted, self.shm = Smi(), None, False, None
+        self.clocks, self.cluster, self.mounted, self.shm = Clocks(), None, False, None
         self.device = "CPU" if args.cpu else "CUDA"
 
     def left(self):
@@ -109,7 +109,7 @@ class Table:
         return large
 
     def close(self):
-        self.smi.close()
+        self.clocks.close()
         if not self.cluster:
             return
         self.cluster._kill_all()
@@ -239,7 +239,7 @@ class Table:
         value = statistics.median(ms)
         about.update(tokens_s=T / value * 1e3, mfu=median_of(rows, "mfu"), loss=rows[-1].get("loss"), steps=len(ms),
                      ms_p95=sorted(ms)[int(0.95 * (len(ms) - 1))], ms_min=min(ms), job_s=end - begin,
-                     **self.smi.between(end - sum(ms) / 1e3, end))
+                     **self.clocks.between(end - sum(ms) / 1e3, end))
         if median_of(rows, "comm_ms") is not None:  # on the CPU the ranks tell it themselves
             about.update(job_comm_ms=median_of(rows, "comm_ms"))
         self.lines.put(cell.named(), value, "ms", **about)
