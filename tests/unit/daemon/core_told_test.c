@@ -266,6 +266,38 @@ static void no_older_one_goes_for_one_that_is_not_durable(void **state)
     end(l);
 }
 
+static void what_a_job_began_from_stays_until_its_own_is_durable(void **state)
+{
+    (void)state;
+    struct life *l = begin(1);
+    int64_t first = l->id;
+    say_finished(l->w, l->a, l->x);
+    pump(l->w);
+    assert_state(l->w, first, COMPLETED);
+    int64_t step = last_shown(l);
+    Boost__JobSpec *s = spec_new(&l->mem);
+    Boost__InitFrom from = BOOST__INIT_FROM__INIT;
+    static char path[] = "job:1";
+    from.path = path;
+    from.has_weights_only = from.weights_only = true;
+    s->checkpoint->init_from = &from;
+    int64_t second = l->id = submit_spec(l->w, s, false);
+    assert_true(second > first);
+    l->x = newest(l->w, l->a, second);
+    commit_held_back(l, 40);
+    l->id = first;
+    ask(l, RM, step);
+    assert_int_equal(l->w->replies, 1);
+    assert_int_equal(l->w->reply_rc, ERR_REFUSED);
+    assert_says(l->w->reply_text, "is in use");
+    l->w->store->stuck = false;
+    pump(l->w);
+    ask(l, RM, step);
+    assert_int_equal(l->w->reply_rc, ERR_OK);
+    assert_int_equal(shown(l, step)->state, CKPT(DELETED));
+    end(l);
+}
+
 static bool any(const struct job *job, const void *arg)
 {
     (void)job;
@@ -312,6 +344,7 @@ int main(void)
         cmocka_unit_test(pins_are_shown_when_they_are_durable),
         cmocka_unit_test(a_deletion_is_shown_when_it_is_durable),
         cmocka_unit_test(no_older_one_goes_for_one_that_is_not_durable),
+        cmocka_unit_test(what_a_job_began_from_stays_until_its_own_is_durable),
         cmocka_unit_test(an_end_is_shown_when_it_is_durable),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
