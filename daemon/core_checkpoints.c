@@ -280,10 +280,10 @@ bool checkpoint_in_use(struct core *c, const struct job *job, const struct check
     return a && !a->committed && a->from_attempt == k->attempt && a->from_step == k->step;
 }
 
-/* An older one gives way to a COMMITTED one whose row is durable, or is in the very transaction that says DELETING of the
- * older: a crash then leaves both rows new or both old, and the files go when they are new (checkpoints_work()). One whose
- * row is on its way in an earlier transaction does not count: should the store refuse that and take this one, nothing
- * would be left. It is looked at again when it is durable. */
+/* An older one gives way to a COMMITTED one whose row is durable, or is in the very transaction that says DELETING of
+ * the older: a crash then leaves both rows new or both old, and the files go when they are new (checkpoints_work()).
+ * One whose row is on its way in an earlier transaction does not count: should the store refuse that and take this one,
+ * nothing would be left. It is looked at again when it is durable. */
 void checkpoints_retain(struct core *c, struct job *job)
 {
     const Boost__Checkpoint *spec = job->resolved->checkpoint;

@@ -415,7 +415,9 @@ static Boost__CheckpointInfo *checkpoint_info(struct core *c, const struct check
     for (int r = 0; r < k->world; r++)
         x->bytes += k->shards[r].have ? k->shards[r].bytes : 0;
     x->wall_ns = k->durable.changed_ns ? k->durable.changed_ns : k->changed_ns;
-    x->note = arena_strdup(mem, k->note ? k->note : "");
+    bool waits = k->state == CKPT(COMMITTED) && x->state == CKPT(WRITING);
+    const char *note = waits ? "all of it is there: COMMITTED as soon as state.db is written" : k->note;
+    x->note = arena_strdup(mem, note ? note : "");
     x->mirror_note = arena_strdup(mem, k->mirror_note ? k->mirror_note : "");
     x->has_mirror = k->durable.mirror != BOOST__MIRROR_STATE__VALUE__NONE;
     x->mirror = k->durable.mirror;

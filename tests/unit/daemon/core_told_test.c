@@ -1,4 +1,4 @@
-/* What people are shown of checkpoints is what a crash leaves: the store's acknowledgement is held back, or it refuses. */
+/* What people are shown is what a crash leaves: the store's acknowledgement is held back, or it refuses. */
 #include "tests/unit/daemon/core_world.h"
 
 #define PIN   BOOST__CHECKPOINT_REQUEST__WHAT__PIN
@@ -174,6 +174,7 @@ static void a_full_disk_of_the_store_commits_nothing(void **state)
     l->w->store->sick = ERR_NOSPACE;
     advance(l->w, 60000);
     assert_int_equal(shown(l, 40)->state, CKPT(WRITING));
+    assert_says(shown(l, 40)->note, "COMMITTED as soon as state.db is written");
     assert_int_equal(shown(l, 20)->state, CKPT(COMMITTED));
     l->w->store->stuck = false;
     l->w->store->sick = 0;
