@@ -144,31 +144,47 @@ void say_checkpoint(struct world *w, struct fake_agent *a, struct fake_attempt *
         say_shard(w, a, x, i, step, NULL);
 }
 
-void say_metrics(struct world *w, struct fake_agent *a, struct fake_attempt *x, int i, int64_t step, double loss)
+void say_values(struct world *w, struct fake_agent *a, struct fake_attempt *x, int i, int64_t step,
+                const struct named_value *values, size_t n)
 {
-    Boost__Metric v = BOOST__METRIC__INIT;
-    Boost__Metric *values = &v;
-    Boost__MetricRecord r = BOOST__METRIC_RECORD__INIT;
-    Boost__MetricRecord *list = &r;
+    Boost__Metric v[MOST_VALUES], *list[MOST_VALUES];
+    Boost__MetricRecord r = BOOST__METRIC_RECORD__INIT, *records = &r;
     Boost__MetricBatch body = BOOST__METRIC_BATCH__INIT;
     Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
-    v.name = (char *)"loss";
-    v.has_value = 1;
-    v.value = loss;
+    assert_true(n <= MOST_VALUES);
+    for (size_t k = 0; k < n; k++) {
+        list[k] = &v[k];
+        boost__metric__init(&v[k]);
+        v[k].name = (char *)(uintptr_t)values[k].name;
+        v[k].has_value = 1;
+        v[k].value = values[k].value;
+    }
     r.has_seq = r.has_step = 1;
     r.seq = ++x->metrics_seq[i];
     r.step = step;
-    r.n_values = 1;
-    r.values = &values;
+    r.n_values = n;
+    r.values = list;
     body.has_job = body.has_attempt = body.has_rank = 1;
     body.job = x->job;
     body.attempt = x->attempt;
     body.rank = x->ranks[i];
     body.n_records = 1;
-    body.records = &list;
+    body.records = &records;
     m.body_case = BOOST__AGENT_MESSAGE__BODY_METRICS;
     m.metrics = &body;
     say(w, a->name, &m);
+}
+
+void say_metrics(struct world *w, struct fake_agent *a, struct fake_attempt *x, int i, int64_t step, double loss)
+{
+    say_values(w, a, x, i, step, &(struct named_value){"loss", loss}, 1);
+}
+
+void checkpoint_at(struct world *w, struct fake_agent *a, struct fake_attempt *x, int64_t step)
+{
+    say_step(w, a, x, step);
+    say_checkpoint(w, a, x, step);
+    pump(w);
 }
 
 void say_finished(struct world *w, struct fake_agent *a, struct fake_attempt *x)

@@ -84,6 +84,16 @@ void say_end_of(struct world *w, struct fake_agent *a, struct fake_attempt *x, i
 void say_node_end(struct world *w, struct fake_agent *a, struct fake_attempt *x);
 void say_shard(struct world *w, struct fake_agent *a, struct fake_attempt *x, int i, int64_t step, const char *error);
 void say_checkpoint(struct world *w, struct fake_agent *a, struct fake_attempt *x, int64_t step);
+/* The attempt comes to the step and writes its checkpoint, and the core is done with that. */
+void checkpoint_at(struct world *w, struct fake_agent *a, struct fake_attempt *x, int64_t step);
+enum { MOST_VALUES = 4 };
+struct named_value {
+    const char *name;
+    double value;
+};
+/* The next metrics of a rank, by index into ranks. */
+void say_values(struct world *w, struct fake_agent *a, struct fake_attempt *x, int i, int64_t step,
+                const struct named_value *values, size_t n);
 void say_metrics(struct world *w, struct fake_agent *a, struct fake_attempt *x, int i, int64_t step, double loss);
 /* Every rank finishes its last step, checkpoints and ends clean. */
 void say_finished(struct world *w, struct fake_agent *a, struct fake_attempt *x);

@@ -76,26 +76,7 @@ static void the_hang_of_the_one_that_holds_up_the_rest(void **state)
 
 static void say_step_ms(struct world *w, struct fake_agent *a, struct fake_attempt *x, double ms)
 {
-    Boost__Metric v = BOOST__METRIC__INIT, *values = &v;
-    Boost__MetricRecord r = BOOST__METRIC_RECORD__INIT, *list = &r;
-    Boost__MetricBatch body = BOOST__METRIC_BATCH__INIT;
-    Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
-    v.name = (char *)(uintptr_t) "step_ms";
-    v.has_value = 1;
-    v.value = ms;
-    r.has_seq = r.has_step = 1;
-    r.seq = ++x->metrics_seq[0];
-    r.step = 1;
-    r.n_values = 1;
-    r.values = &values;
-    body.has_job = body.has_attempt = body.has_rank = 1;
-    body.job = x->job;
-    body.attempt = x->attempt;
-    body.n_records = 1;
-    body.records = &list;
-    m.body_case = BOOST__AGENT_MESSAGE__BODY_METRICS;
-    m.metrics = &body;
-    say(w, a->name, &m);
+    say_values(w, a, x, 0, 1, &(struct named_value){"step_ms", ms}, 1);
     pump(w);
 }
 

@@ -8,13 +8,6 @@ static const char *info(struct world *w, int64_t id, struct arena *mem)
     return s->info;
 }
 
-static struct checkpoint *ckpt(struct world *w, int64_t id, int64_t step, int attempt)
-{
-    struct checkpoint *k = job_checkpoint(job_of(w, id), step, attempt);
-    assert_non_null(k);
-    return k;
-}
-
 static void damaged_ones_are_skipped_and_said(void **state)
 {
     (void)state;
@@ -140,11 +133,8 @@ static void retention_keeps_what_it_should(void **state)
     s->checkpoint->keep_every = 30;
     int64_t id = submit_spec(w, s, false);
     struct fake_attempt *x = newest(w, a, id);
-    for (int64_t step = 10; step <= 60; step += 10) {
-        say_step(w, a, x, step);
-        say_checkpoint(w, a, x, step);
-        pump(w);
-    }
+    for (int64_t step = 10; step <= 60; step += 10)
+        checkpoint_at(w, a, x, step);
     static const int states[] = {CKPT(DELETED), CKPT(DELETED),   CKPT(COMMITTED),
                                  CKPT(DELETED), CKPT(COMMITTED), CKPT(COMMITTED)};
     for (int i = 0; i < 6; i++)
@@ -167,9 +157,7 @@ static void the_one_resumed_from_stays_until_the_next_commit(void **state)
     s->checkpoint->keep = 1;
     int64_t id = submit_spec(w, s, false);
     struct fake_attempt *x = newest(w, a, id);
-    say_step(w, a, x, 20);
-    say_checkpoint(w, a, x, 20);
-    pump(w);
+    checkpoint_at(w, a, x, 20);
     /* The manifest of 40 is written after the attempt that wrote it died, before 20 was read. */
     say_end_of(w, a, x, 0, (struct end){.signal = 9});
     pump(w);
@@ -252,16 +240,12 @@ static void a_manifest_without_room_says_so(void **state)
     struct fake_attempt *x = run_job(w, a, &id);
     a->manifest_code = ERR_NOSPACE;
     a->failure_text = "/ckpt/manifest.json.tmp: write: No space left on device";
-    say_step(w, a, x, 20);
-    say_checkpoint(w, a, x, 20);
-    pump(w);
+    checkpoint_at(w, a, x, 20);
     assert_int_equal(ckpt(w, id, 20, 1)->state, CKPT(ABANDONED));
     assert_state(w, id, RUNNING);
     assert_int_equal(job_of(w, id)->reason, REASON(DiskFull));
     a->manifest_code = 0;
-    say_step(w, a, x, 40);
-    say_checkpoint(w, a, x, 40);
-    pump(w);
+    checkpoint_at(w, a, x, 40);
     assert_int_equal(ckpt(w, id, 40, 1)->state, CKPT(COMMITTED));
     assert_int_equal(job_of(w, id)->reason, REASON(NONE));
     world_free(w);

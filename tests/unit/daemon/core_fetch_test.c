@@ -156,19 +156,13 @@ static void a_copy_that_a_job_begins_from_stays(void **state)
     first->checkpoint->keep = 1;
     int64_t id = submit_spec(w, first, false);
     struct fake_attempt *x = newest(w, a, id);
-    say_step(w, a, x, 10);
-    say_checkpoint(w, a, x, 10);
-    pump(w);
+    checkpoint_at(w, a, x, 10);
     int64_t second = submit_spec(w, fetching_spec(&mem, NULL, "s3://b/p/0badcafe-1/step-10.a1"), true);
     pump(w);
-    say_step(w, a, x, 20);
-    say_checkpoint(w, a, x, 20);
-    pump(w);
+    checkpoint_at(w, a, x, 20);
     assert_int_equal(a->deletes, 0); /* the second job, held, is yet to begin from it */
     control(w, BOOST__CONTROL_REQUEST__VERB__CANCEL, second, true);
-    say_step(w, a, x, 30);
-    say_checkpoint(w, a, x, 30);
-    pump(w);
+    checkpoint_at(w, a, x, 30);
     assert_int_equal(a->deletes, 2);
     arena_free(&mem);
     world_free(w);

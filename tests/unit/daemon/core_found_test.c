@@ -197,9 +197,7 @@ static void an_end_that_is_not_durable_stays_with_its_agent(void **state)
     join_world(w, a);
     int64_t id;
     struct fake_attempt *x = run_job(w, a, &id);
-    say_step(w, a, x, x->steps);
-    say_checkpoint(w, a, x, x->steps);
-    pump(w);
+    checkpoint_at(w, a, x, x->steps);
     assert_int_equal(job_of(w, id)->checkpoint_step, 100);
     w->store->stuck = true;
     for (int i = 0; i < x->n_ranks; i++)

@@ -65,28 +65,10 @@ static void time_without_a_controller_counts(void **state)
 
 static void say_stall(struct world *w, struct fake_agent *a, struct fake_attempt *x, double ms)
 {
-    Boost__Metric v = BOOST__METRIC__INIT, *values = &v;
-    Boost__MetricRecord r = BOOST__METRIC_RECORD__INIT, *list = &r;
-    Boost__MetricBatch body = BOOST__METRIC_BATCH__INIT;
-    Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
-    v.name = (char *)(uintptr_t) "ckpt_ms";
-    v.has_value = 1;
-    v.value = ms;
-    r.has_seq = r.has_step = 1;
-    r.seq = ++x->metrics_seq[0];
-    r.step = 20;
-    r.n_values = 1;
-    r.values = &values;
-    body.has_job = body.has_attempt = body.has_rank = 1;
-    body.job = x->job;
-    body.attempt = x->attempt;
-    body.rank = 0;
-    body.n_records = 1;
-    body.records = &list;
-    m.body_case = BOOST__AGENT_MESSAGE__BODY_METRICS;
-    m.metrics = &body;
-    say(w, a->name, &m);
-    say(w, a->name, &m); /* its answer was lost: it comes again, and counts once */
+    const struct named_value stall = {"ckpt_ms", ms};
+    say_values(w, a, x, 0, 20, &stall, 1);
+    x->metrics_seq[0]--; /* its answer was lost: it comes again, and counts once */
+    say_values(w, a, x, 0, 20, &stall, 1);
 }
 
 static void stalls_are_not_productive(void **state)

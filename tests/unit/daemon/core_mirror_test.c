@@ -3,13 +3,6 @@
 
 #define MIRROR(s) BOOST__MIRROR_STATE__VALUE__##s
 
-static struct checkpoint *ckpt(struct world *w, int64_t id, int64_t step, int attempt)
-{
-    struct checkpoint *k = job_checkpoint(job_of(w, id), step, attempt);
-    assert_non_null(k);
-    return k;
-}
-
 struct run {
     struct world *w;
     struct fake_agent *a;
@@ -42,9 +35,7 @@ static void end(struct run *r)
 
 static void commit(struct run *r, int64_t step)
 {
-    say_step(r->w, r->a, r->x, step);
-    say_checkpoint(r->w, r->a, r->x, step);
-    pump(r->w);
+    checkpoint_at(r->w, r->a, r->x, step);
 }
 
 static void what_is_committed_is_copied_and_goes_with_its_copy(void **state)

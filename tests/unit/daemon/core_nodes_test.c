@@ -69,9 +69,7 @@ static void a_returning_node_is_fenced_first(void **state)
     join_world(w, a);
     advance(w, 40000);
     struct fake_attempt *x = run_job(w, a, &id);
-    say_step(w, a, x, 20);
-    say_checkpoint(w, a, x, 20);
-    pump(w);
+    checkpoint_at(w, a, x, 20);
     disconnect(w, a);
     advance(w, 8000);
     assert_state(w, id, RUNNING);
@@ -350,9 +348,7 @@ static void an_end_is_acknowledged_with_its_effect(void **state)
     int64_t id;
     join_world(w, a);
     struct fake_attempt *x = run_job(w, a, &id);
-    say_step(w, a, x, 100);
-    say_checkpoint(w, a, x, 100);
-    pump(w);
+    checkpoint_at(w, a, x, 100);
     say_end_of(w, a, x, 1, (struct end){.done = true});
     pump(w);
     assert_false(x->end_acked[1]);
@@ -435,9 +431,7 @@ static void work_on_files_is_derived_again(void **state)
     join_world(w, a);
     struct fake_attempt *x = run_job(w, a, &id);
     a->answers = false;
-    say_step(w, a, x, 20);
-    say_checkpoint(w, a, x, 20);
-    pump(w);
+    checkpoint_at(w, a, x, 20);
     assert_int_equal(a->manifests, 1);
     assert_int_equal(job_of(w, id)->checkpoint_step, -1);
     a->answers = true;

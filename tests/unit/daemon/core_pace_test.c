@@ -8,30 +8,8 @@ static void say_step_times(struct world *w, struct fake_agent *a, struct fake_at
     const double outside[2] = {first, second};
     double longest = first > second ? first : second;
     for (int i = 0; i < 2; i++) {
-        Boost__Metric v[2], *values[2] = {&v[0], &v[1]};
-        Boost__MetricRecord r = BOOST__METRIC_RECORD__INIT, *list = &r;
-        Boost__MetricBatch body = BOOST__METRIC_BATCH__INIT;
-        Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
-        for (int k = 0; k < 2; k++) {
-            boost__metric__init(&v[k]);
-            v[k].name = (char *)(uintptr_t)(k ? "comm_ms" : "step_ms");
-            v[k].has_value = 1;
-            v[k].value = k ? longest - outside[i] : longest;
-        }
-        r.has_seq = r.has_step = 1;
-        r.seq = ++x->metrics_seq[i];
-        r.step = step;
-        r.n_values = 2;
-        r.values = values;
-        body.has_job = body.has_attempt = body.has_rank = 1;
-        body.job = x->job;
-        body.attempt = x->attempt;
-        body.rank = x->ranks[i];
-        body.n_records = 1;
-        body.records = &list;
-        m.body_case = BOOST__AGENT_MESSAGE__BODY_METRICS;
-        m.metrics = &body;
-        say(w, a->name, &m);
+        const struct named_value times[] = {{"step_ms", longest}, {"comm_ms", longest - outside[i]}};
+        say_values(w, a, x, i, step, times, 2);
     }
     pump(w);
 }

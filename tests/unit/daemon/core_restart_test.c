@@ -40,9 +40,7 @@ static void with_changes(void **state)
     join_world(w, a);
     int64_t id;
     struct fake_attempt *x = run_job(w, a, &id);
-    say_step(w, a, x, 20);
-    say_checkpoint(w, a, x, 20);
-    pump(w);
+    checkpoint_at(w, a, x, 20);
     Boost__JobSpec *spec = spec_new(&mem);
     spec->optimizer->lr = 5e-4;
     spec->run->steps = 500;
@@ -160,11 +158,8 @@ static void from_an_older_checkpoint(void **state)
     join_world(w, a);
     int64_t id;
     struct fake_attempt *x = run_job(w, a, &id);
-    for (int64_t step = 20; step <= 60; step += 20) {
-        say_step(w, a, x, step);
-        say_checkpoint(w, a, x, step);
-        pump(w);
-    }
+    for (int64_t step = 20; step <= 60; step += 20)
+        checkpoint_at(w, a, x, step);
     struct answer r = restart(w, id, NULL, 30);
     assert_int_equal(r.rc, ERR_NOT_FOUND);
     assert_says(r.hint, "it has those of step 20, 40, 60");
@@ -182,9 +177,7 @@ static void from_an_older_checkpoint(void **state)
     x = recovered(w, a, id);
     assert_int_equal(x->from_step, 40);
     /* Progress is what comes after 40. */
-    say_step(w, a, x, 50);
-    say_checkpoint(w, a, x, 50);
-    pump(w);
+    checkpoint_at(w, a, x, 50);
     assert_true(job_attempt(job_of(w, id), 3)->advanced);
     say_end_of(w, a, x, 0, (struct end){.signal = 9});
     pump(w);
@@ -264,9 +257,7 @@ static void what_cannot_be(void **state)
     join_world(w, a);
     int64_t id;
     struct fake_attempt *x = run_job(w, a, &id);
-    say_step(w, a, x, 20);
-    say_checkpoint(w, a, x, 20);
-    pump(w);
+    checkpoint_at(w, a, x, 20);
     Boost__JobSpec *spec = spec_new(&mem);
     spec->model->hidden = 128;
     spec->parallel->global_batch = 8;
@@ -344,9 +335,7 @@ static void ended_job_as_a_new_one(void **state)
     pump(w);
     x = recovered(w, a, r.job);
     assert_int_equal(x->from_step, 40);
-    say_step(w, a, x, 60);
-    say_checkpoint(w, a, x, 60);
-    pump(w);
+    checkpoint_at(w, a, x, 60);
     say_end_of(w, a, x, 0, (struct end){.signal = 9});
     pump(w);
     x = recovered(w, a, r.job);
@@ -378,30 +367,21 @@ static void init_from_is_protected(void **state)
     join_world(w, a);
     int64_t id;
     struct fake_attempt *x = run_job(w, a, &id);
-    say_step(w, a, x, 10);
-    say_checkpoint(w, a, x, 10);
-    pump(w);
+    checkpoint_at(w, a, x, 10);
     int64_t child = submit_spec(w, from_job(&mem, "job:1", true), false);
     assert_int_not_equal(child, 0);
-    for (int64_t step = 20; step <= 60; step += 10) {
-        say_step(w, a, x, step);
-        say_checkpoint(w, a, x, step);
-        pump(w);
-    }
-    assert_int_equal(job_checkpoint(job_of(w, id), 10, 1)->state, CKPT(COMMITTED));
-    assert_int_equal(job_checkpoint(job_of(w, id), 20, 1)->state, CKPT(DELETED));
+    for (int64_t step = 20; step <= 60; step += 10)
+        checkpoint_at(w, a, x, step);
+    assert_int_equal(ckpt(w, id, 10, 1)->state, CKPT(COMMITTED));
+    assert_int_equal(ckpt(w, id, 20, 1)->state, CKPT(DELETED));
     join_world(w, b);
     pump(w);
     struct fake_attempt *y = newest(w, b, child);
     assert_string_equal(y->resume, "/ckpt/0badcafe-1/step-10.a1");
     assert_int_equal(y->from_step, 0);
-    say_step(w, b, y, 20);
-    say_checkpoint(w, b, y, 20);
-    pump(w);
-    say_step(w, a, x, 70);
-    say_checkpoint(w, a, x, 70);
-    pump(w);
-    assert_int_equal(job_checkpoint(job_of(w, id), 10, 1)->state, CKPT(DELETED));
+    checkpoint_at(w, b, y, 20);
+    checkpoint_at(w, a, x, 70);
+    assert_int_equal(ckpt(w, id, 10, 1)->state, CKPT(DELETED));
     arena_free(&mem);
     world_free(w);
 }
@@ -418,9 +398,7 @@ static void init_from_is_checked(void **state)
     struct fake_attempt *x = run_job(w, a, &id);
     assert_int_equal(submit_spec(w, from_job(&mem, "job:1", false), false), 0);
     assert_says(w->reply_text, "job 1 has no committed checkpoint");
-    say_step(w, a, x, 20);
-    say_checkpoint(w, a, x, 20);
-    pump(w);
+    checkpoint_at(w, a, x, 20);
     assert_int_equal(submit_spec(w, from_job(&mem, "job:7", false), false), 0);
     assert_int_equal(submit_spec(w, from_job(&mem, "job:1@30", false), false), 0);
     assert_says(w->reply_hint, "it has those of step 20");

@@ -14,9 +14,7 @@ static void a_job_runs_to_its_end(void **state)
     assert_string_equal(x->ckpt_dir, "/ckpt/0badcafe-1");
     assert_int_equal(x->resume[0], 0);
     say_metrics(w, a, x, 0, 1, 5.5);
-    say_step(w, a, x, 20);
-    say_checkpoint(w, a, x, 20);
-    pump(w);
+    checkpoint_at(w, a, x, 20);
     assert_int_equal(job_of(w, id)->checkpoint_step, 20);
     assert_true(job_of(w, id)->loss == 5.5);
     assert_says(event_of(w, id, "checkpoint")->text, "step 20 committed: 2 shards");
