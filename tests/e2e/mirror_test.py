@@ -66,6 +66,15 @@ def test_copies_follow_the_registry(c):
     assert "MIRRORED" in c.ok("ckpt", "ls", job) and "copied to s3://models/" in c.ok("events", job)
     assert not store.uploads, store.uploads
     assert any(r.startswith("POST") and "uploadId=" in r for r in store.requests), "no shard was larger than a part"
+    # a copy goes while its files are on a file system that is not mounted, and they when it is back
+    base = Path(ks[0]["path"]).parent
+    os.rename(base, away := Path(f"{base}.away"))
+    c.ok("ckpt", "rm", f"{job}@{ks[0]['step']}")
+    wait_until(lambda: any("is not there" in k.get("note", "") for k in rows(c, job, "DELETING")), 20, "the note")
+    assert not copy_of(ks[0]["path"]) and (away / Path(ks[0]["path"]).name).exists()
+    os.rename(away, base)
+    wait_until(lambda: not rows(c, job, "DELETING"), 20, "the deletion")
+    assert sorted(os.listdir(base)) == [Path(ks[1]["path"]).name] and copy_of(ks[1]["path"])
 
 
 @shared
