@@ -517,7 +517,6 @@ void start_proven(struct core *c, struct job *job);
 /* Before that: it ends with start_searched() or start_later(). core_rescan.c */
 void found_search(struct core *c, struct job *job);
 void start_searched(struct core *c, struct job *job);
-void checkpoints_renew(struct job *job); /* job->checkpoint_step, when checkpoints were added */
 /* What it starts from is there: it ends with start_commit(), start_later() or HELD. core_data.c */
 void start_fetch(struct core *c, struct job *job);
 void start_commit(struct core *c, struct job *job); /* the attempt is there */
@@ -584,18 +583,17 @@ void checkpoints_abandon_open(struct core *c, struct job *job, const struct atte
 int checkpoints_open(const struct job *job, const struct attempt *a);
 /* One of the attempt's that there was no room for; NULL: none. */
 const struct checkpoint *checkpoints_disk_full(const struct job *job, const struct attempt *a);
-/* What is no more to be kept becomes DELETING. See there why no crash leaves a job without any. */
+/* What is no more to be kept becomes DELETING, so that no crash leaves a job without any. */
 void checkpoints_retain(struct core *c, struct job *job);
 /* Is there another one than k to go on from that a crash of now would leave? */
 bool checkpoint_has_other(const struct job *job, const struct checkpoint *k);
 bool checkpoint_in_use(struct core *c, const struct job *job, const struct checkpoint *k); /* may still be read */
-void checkpoints_work(struct core *c, struct job *job); /* sends the tasks that are due */
-void checkpoints_run(struct core *c);                   /* all that have work; their next tries are due_at() */
 /* The highest step ever committed by the attempts up to `attempt`, whatever became of it; -1 = none. */
 int64_t checkpoints_highest(const struct job *job, int attempt);
 /* Newest COMMITTED that is not damaged, below `below` when it is not NULL. */
 struct checkpoint *checkpoints_newest(const struct job *job, const struct checkpoint *below);
 int64_t checkpoints_durable_step(const struct job *job); /* of the newest that a crash of now would leave; -1 = none */
+void checkpoints_renew(struct job *job); /* job->checkpoint_step, when one came or went */
 /* Those of later steps: the job is to go on from `step`, and not from them. */
 void checkpoints_set_aside(struct core *c, struct job *job, int64_t step);
 void checkpoint_damaged(struct core *c, struct job *job, struct checkpoint *k, const char *node, const char *why);
@@ -603,7 +601,17 @@ void checkpoint_damaged(struct core *c, struct job *job, struct checkpoint *k, c
 void checkpoint_sound(struct core *c, struct job *job, struct checkpoint *k, const char *node);
 /* Fills a packed list of the shards into *out (arrays from `arena`). */
 MUST_USE int checkpoint_shard_records(const struct checkpoint *k, struct arena *arena, Boost__ShardRecord ***out);
-bool checkpoint_file_work(const struct job *job); /* whether it belongs to c->working */
+bool checkpoint_whole(const struct checkpoint *k); /* all shards are there */
+/* Its manifest is written. */
+void checkpoint_commit(struct core *c, struct job *job, struct checkpoint *k, const char *node);
+/* It is given up, since something of it could not be written on `node`; a job that runs shows why. */
+void checkpoint_failed(struct core *c, struct job *job, struct checkpoint *k, const char *node, const char *why);
+
+/* ---- core_ckpt_files.c --------------------------------------------------------------- */
+
+bool checkpoint_file_work(const struct job *job);       /* whether it belongs to c->working */
+void checkpoints_work(struct core *c, struct job *job); /* sends the tasks that are due */
+void checkpoints_run(struct core *c);                   /* all that have work; their next tries are due_at() */
 
 /* ---- core_mirror.c: copies in an object store ------------------------------------------- */
 

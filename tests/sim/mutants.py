@@ -42,12 +42,12 @@ MUTANTS = [
     # Resume only from committed checkpoints.
     ("resume-from-writing", "daemon/core_checkpoints.c",
      "return k->state == CKPT(COMMITTED) && !k->damaged && !k->aside;",
-     "return k->n_shards == k->world && !k->damaged && !k->aside;",
+     "return checkpoint_whole(k) && !k->damaged && !k->aside;",
      "resume only from committed checkpoints"),
-    ("committed-without-manifest", "daemon/core_checkpoints.c",
-     "    if (rc == ERR_OK) {\n        commit(", "    if (rc != ERR_TIMEOUT) {\n        commit(",
+    ("committed-without-manifest", "daemon/core_ckpt_files.c",
+     "    if (rc == ERR_OK) {\n        checkpoint_commit(", "    if (rc != ERR_TIMEOUT) {\n        checkpoint_commit(",
      "resume only from committed checkpoints"),
-    ("deleted-before-row", "daemon/core_checkpoints.c", "    if (job->unsettled || job->dirty)\n        return; /* rows first, those of the open change too */\n", "",
+    ("deleted-before-row", "daemon/core_ckpt_files.c", "    if (job->unsettled || job->dirty)\n        return; /* rows first, those of the open change too */\n", "",
      ""),
     # What is shown is durable.
     ("shown-before-durable", "daemon/core_show.c", "    x->state = k->durable.state;", "    x->state = k->state;",
