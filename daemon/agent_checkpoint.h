@@ -33,8 +33,8 @@ MUST_USE int checkpoint_check_dir(const char *dir, int64_t step, int32_t attempt
 /* A file of a checkpoint, of exactly that size; the caller closes *fd, which is -1 after most errors. */
 MUST_USE int checkpoint_open_shard(const char *dir, const char *file, int64_t bytes, int *fd, struct error *err);
 /* Removes a directory whose name is step-<n>.a<k>: renamed to <name>.deleting first, so that a half-removed one
- * is never taken for a checkpoint. One that is gone is fine; ERR_REFUSED for any other name. ERR_BUSY: so is the directory
- * that it shares with others, and it may be back with its file system. */
+ * is never taken for a checkpoint. One that is gone is fine; ERR_REFUSED for any other name. ERR_BUSY: the directory
+ * above it is not there, as where its file system is not mounted, so it may come back. */
 MUST_USE int checkpoint_delete(const char *dir, struct error *err);
 /* Removes what the attempts from `first` to `last` left half-written below `parent` (<dir>/<store id>-<job>): their
  * directories without a manifest. The controller knows nothing of one of which no shard was reported, so nobody else

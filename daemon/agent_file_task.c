@@ -132,7 +132,9 @@ static int verify(struct file_task *t, uint32_t uid, uint32_t gid, struct error 
     return rc;
 }
 
-static int verify_whole(struct file_task *t, uint32_t uid, uint32_t gid, const Boost__VerifyCheckpoint *o, struct error *err)
+/* For a user: all that is wrong with it. */
+static int verify_whole(struct file_task *t, uint32_t uid, uint32_t gid, const Boost__VerifyCheckpoint *o,
+                        struct error *err)
 {
     struct as_user user;
     char **found;

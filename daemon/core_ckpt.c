@@ -292,8 +292,8 @@ static bool keeps_there(struct core *c, const struct job *job, const char *path,
     return strlen(own) == len && !strncmp(own, path, len);
 }
 
-/* Not among the checkpoints of a job, nor where a later one would find it among its own: jobs adopt and delete what lies
- * there. What other controllers' jobs have the tool looks at, and where links lead. */
+/* Not among the checkpoints of a job, nor where a later one would find it among its own: jobs adopt and delete what
+ * lies there. What other controllers' jobs have the tool looks at, and where links lead. */
 static int check_place(struct core *c, const char *to, struct error *err)
 {
     char path[PATH_MAX];

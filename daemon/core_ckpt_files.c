@@ -128,7 +128,7 @@ static bool send_manifest(struct core *c, struct job *job, struct checkpoint *k,
 
 /* ---- deletions ----------------------------------------------------------------------- */
 
-/* Again after a pause that grows with the tries, up to an hour. */
+/* Tried again after a pause that grows with the tries, up to an hour. */
 static void try_later(struct core *c, struct checkpoint *k)
 {
     int64_t ns = CORE_RETRY_NS;
@@ -138,37 +138,41 @@ static void try_later(struct core *c, struct checkpoint *k)
     c->work = true;
 }
 
+/* Of a note: behind what it says already. */
+static void add_wait(char **note, const struct error *err)
+{
+    char text[1400];
+    const char *was = *note ? *note : "";
+    snprintf(text, sizeof text, "%.600s%s%s%.400s%s%.200s%s", was, *was ? "; " : "", waits_mark, err->message,
+             *err->hint ? " (" : "", err->hint, *err->hint ? ")" : "");
+    text_set(note, text);
+}
+
+/* Off again. False: there was none. */
+static bool drop_wait(char *note)
+{
+    char *at = note ? strstr(note, waits_mark) : NULL;
+    if (!at)
+        return false;
+    *(at - note >= 2 ? at - 2 : at) = '\0'; /* "; " before it */
+    return true;
+}
+
 /* An outage of its store is not to leave it there for good. The files here go first, and may be what stays. */
 static void copy_stays(struct core *c, struct job *job, struct checkpoint *k, const struct error *err)
 {
-    char note[700];
-    snprintf(note, sizeof note, "%s%.400s%s%.200s%s", waits_mark, err->message, *err->hint ? " (" : "", err->hint,
-             *err->hint ? ")" : "");
-    text_set(&k->mirror_note, note);
+    text_set(&k->mirror_note, "");
+    add_wait(&k->mirror_note, err);
     mark_checkpoint(c, job, k);
     try_later(c, k);
-}
-
-/* The note without what files_stay() has added. */
-static bool note_came_back(struct checkpoint *k)
-{
-    char *at = k->note ? strstr(k->note, waits_mark) : NULL;
-    if (!at)
-        return false;
-    *(at - k->note >= 2 ? at - 2 : at) = '\0'; /* "; " before it */
-    return true;
 }
 
 /* They are where no file system is mounted just now, and go when it is back; until then they are not gone. */
 static void files_stay(struct core *c, struct job *job, struct checkpoint *k, const char *node, const struct error *err)
 {
-    char note[1400];
     k->tries++;
     if (k->state == CKPT(DELETING) && !(k->note && strstr(k->note, waits_mark))) {
-        const char *was = k->note ? k->note : "";
-        snprintf(note, sizeof note, "%.600s%s%s%.400s (%.200s)", was, *was ? "; " : "", waits_mark, err->message,
-                 err->hint);
-        text_set(&k->note, note);
+        add_wait(&k->note, err);
         mark_checkpoint(c, job, k);
         add_event(c, job, k->attempt, node, "controller", "checkpoint-not-deleted",
                   "checkpoint of step %" PRId64 " is not deleted yet: %s", k->step, err->message);
@@ -186,8 +190,10 @@ static void delete_done(struct core *c, struct task *t, int rc, const struct err
         files_stay(c, job, k, t->node->name, err);
         return;
     }
-    if (reply && note_came_back(k))
+    if (reply && drop_wait(k->note)) { /* the file system is back */
         k->tries = 0;
+        mark_checkpoint(c, job, k);
+    }
     /* Of a copy it also counts that its store cannot be reached: the agent has tried for a while. */
     bool copy = reply && k->mirror && rc != ERR_CANCELLED;
     bool done = rc == ERR_OK || rc == ERR_NOT_FOUND;

@@ -215,7 +215,8 @@ static bool no_bucket(const struct s3_url *at, const struct http_call *call, con
     return call->status == 404 && (!strcmp(code, "NoSuchBucket") || !*at->key);
 }
 
-static void hint_of_refusal(const struct s3 *s, const struct http_call *call, const char *code, struct error *err)
+static void hint_of_refusal(const struct s3 *s, const struct s3_url *at, const struct http_call *call, const char *code,
+                            struct error *err)
 {
     char region[64];
     int64_t ahead = call->date_s < 0 ? 0 : clock_wall_ns() / NS_PER_S - call->date_s;
@@ -231,6 +232,8 @@ static void hint_of_refusal(const struct s3 *s, const struct http_call *call, co
         error_hint(err, "set s3_endpoint and s3_region of agent.conf to the bucket's");
     else if (status == 401 || status == 403)
         error_hint(err, "check the keys in the file of s3_credentials, and what they may do with this bucket");
+    else if (no_bucket(at, call, code))
+        error_hint(err, "make the bucket %s, or set s3_endpoint and s3_region of agent.conf to where it is", at->bucket);
 }
 
 /* What the store said, as an error. Only code and message of its answer: others repeat parts of the request. */
@@ -249,10 +252,7 @@ static int refusal(const struct s3 *s, const struct s3_url *at, const struct htt
                          : http_transient(ERR_OK, status) ? ERR_UNREACHABLE
                                                           : ERR_INVALID;
     error_set(err, rc, "status %d%s%s%s%s", status, *code ? " " : "", code, *message ? ": " : "", message);
-    hint_of_refusal(s, call, code, err);
-    if (no_bucket(at, call, code))
-        error_hint(err, "the store has no bucket %s: make it, or set s3_endpoint and s3_region of agent.conf to where it is",
-                   at->bucket);
+    hint_of_refusal(s, at, call, code, err);
     return rc;
 }
 

@@ -1,8 +1,9 @@
 /* An S3-compatible store: objects up, down, listed, deleted. Blocking; a client belongs to one thread at a time. Every
  * request is tried again with back-off where that may help (HTTP_TRIES times).
  *
- * Errors: ERR_NOT_FOUND (the object), ERR_REFUSED (access denied, wrong credentials, no such bucket), ERR_INVALID, ERR_UNREACHABLE and ERR_TIMEOUT
- * (given up after all tries), ERR_CORRUPT, ERR_CANCELLED; messages name bucket and key, and what the store said. */
+ * Errors: ERR_NOT_FOUND (the object), ERR_REFUSED (access denied, wrong credentials, no such bucket), ERR_INVALID,
+ * ERR_UNREACHABLE and ERR_TIMEOUT (given up after all tries), ERR_CORRUPT, ERR_CANCELLED; messages name bucket and key,
+ * and what the store said. */
 #ifndef BOOST_DAEMON_REMOTE_S3_H
 #define BOOST_DAEMON_REMOTE_S3_H
 

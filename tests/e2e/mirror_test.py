@@ -87,8 +87,9 @@ def test_a_bucket_that_is_not_there_has_lost_no_copy(c):
     old, *_, newest = mirrored(c, job)
     store.buckets.remove("models")
     c.ok("ckpt", "rm", f"{job}@{old['step']}")
-    k = wait_until(lambda: [k for k in rows(c, job, "DELETING") if k.get("mirror_note")], 20, "why it is still there")[0]
-    assert "NoSuchBucket" in k["mirror_note"] and "not deleted yet" in k["mirror_note"] and "no bucket models" in k["mirror_note"], k
+    waiting = wait_until(lambda: [k for k in rows(c, job, "DELETING") if k.get("mirror_note")], 20, "why it stays")
+    note = waiting[0]["mirror_note"]
+    assert "NoSuchBucket" in note and "not deleted yet" in note and "make the bucket models" in note, note
     assert copy_of(old["path"]) and not os.path.exists(old["path"])
     shutil.rmtree(newest["path"])
     c.ok("release", job)

@@ -202,6 +202,34 @@ static void incomplete_and_failed_ones_are_abandoned(void **state)
     world_free(w);
 }
 
+/* Once the file system is back the row says so too, whatever else keeps the files. */
+static void a_wait_for_a_file_system_is_over_for_good(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    struct arena mem;
+    arena_init(&mem, 1 << 20);
+    join_world(w, a);
+    Boost__JobSpec *s = spec_new(&mem);
+    s->checkpoint->has_keep = 1;
+    s->checkpoint->keep = 1;
+    int64_t id = submit_spec(w, s, false);
+    struct fake_attempt *x = newest(w, a, id);
+    checkpoint_at(w, a, x, 10);
+    a->delete_code = ERR_BUSY;
+    checkpoint_at(w, a, x, 20);
+    assert_says(ckpt(w, id, 10, 1)->note, "not deleted yet: data.bin is not there (check the path)");
+    a->delete_code = ERR_NOMEM;
+    advance(w, 60000);
+    assert_string_equal(ckpt(w, id, 10, 1)->note, "");
+    controller_restart(w);
+    assert_int_equal(ckpt(w, id, 10, 1)->state, CKPT(DELETING));
+    assert_string_equal(ckpt(w, id, 10, 1)->note, "");
+    arena_free(&mem);
+    world_free(w);
+}
+
 /* A crash is what ended each attempt, a full disk why nothing came of it. */
 static void held_for_want_of_room_says_so(void **state)
 {
@@ -317,6 +345,7 @@ int main(void)
         cmocka_unit_test(retention_keeps_what_it_should),
         cmocka_unit_test(the_one_resumed_from_stays_until_the_next_commit),
         cmocka_unit_test(incomplete_and_failed_ones_are_abandoned),
+        cmocka_unit_test(a_wait_for_a_file_system_is_over_for_good),
         cmocka_unit_test(held_for_want_of_room_says_so),
         cmocka_unit_test(a_manifest_without_room_says_so),
         cmocka_unit_test(a_manifest_under_way_is_waited_for),

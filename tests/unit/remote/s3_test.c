@@ -118,7 +118,7 @@ static void test_a_bucket_that_is_not_there(void **state)
     buffer_init(&text, 100);
     assert_int_equal(s3_delete(s, &at, &err), ERR_REFUSED);
     assert_non_null(strstr(err.message, "NoSuchBucket"));
-    assert_non_null(strstr(err.hint, "no bucket nowhere"));
+    assert_non_null(strstr(err.hint, "make the bucket nowhere"));
     assert_int_equal(s3_list(s, &at, none, NULL, &err), ERR_REFUSED);
     assert_int_equal(s3_abort_uploads(s, &at, NULL, &count_of, &err), ERR_REFUSED);
     assert_int_equal(s3_get_text(s, &at, &text, &err), ERR_REFUSED);
