@@ -6,7 +6,8 @@
 
 Parts, in the order of --parts; of each the most important rows first:
   iter      a job for each size, tp, way and micro-batch: milliseconds of an iteration, from `boostctl metrics`
-  layer     the same with four layers: a layer by difference, its update included
+  layer     the same with four layers: forward and backward of a layer by difference, less its update, which is that of
+            ranks with NULL collectives (build/bench/rank_bench)
   comm      bus bandwidth (busbw_*) and the calls of the cells above by themselves (build/bench/comm_bench)
   exposed   the cells' steps with NULL collectives (build/bench/rank_bench): what a job takes longer is exposed
   peers     programs of $BOOST_PEERS: tp2_layers.py, nccl_busbw.py
@@ -317,15 +318,22 @@ class Table:
                     self.need(25)
                     shallow = self.measure(few)
                     if shallow:
-                        self.lines.put(whole.named("layer"), (deep - shallow) / (whole.depth - few.depth), "ms/layer",
+                        layers, update = whole.depth - few.depth, self.update_ms(whole, few)
+                        self.lines.put(whole.named("layer"), (deep - shallow - update) / layers, "ms/layer",
                                        est_ms=self.estimate_between(whole, few), ms_deep=deep, ms_shallow=shallow,
-                                       layers_deep=whole.depth,
-                                       layers_shallow=few.depth, update="included", size=size, tp=tp, way=way,
-                                       micro_batch=batch)
+                                       layers_deep=whole.depth, layers_shallow=few.depth, update="left out",
+                                       update_ms=update / layers, size=size, tp=tp, way=way, micro_batch=batch)
+
+    def update_ms(self, deep, shallow):
+        """Of the layers that the one has more."""
+        step, gradients = ([self.alone(cell, mode)["value"] for cell in (deep, shallow)] for mode in
+                           ("step", "gradients"))
+        return (step[0] - gradients[0]) - (step[1] - gradients[1])
 
     def estimate_between(self, deep, shallow):
-        """Of a layer."""
-        ms = [pm.estimate(self.plan(c), c)["est_ms"] for c in (deep, shallow)]
+        """Of a layer, forward and backward."""
+        both = [pm.estimate(self.plan(c), c) for c in (deep, shallow)]
+        ms = [x["est_ms"] - x["est_update_ms"] for x in both]
         return (ms[0] - ms[1]) / (deep.depth - shallow.depth)
 
     def wanted_calls(self, tp):
@@ -411,19 +419,26 @@ class Table:
             self.need(20)
             self.expose(cell)
 
-    def expose(self, cell):
-        name, row = exposed_name(cell), self.lines.rows[cell.named()]
+    def alone(self, cell, mode):
+        """What rank_bench says of a rank of it with NULL collectives."""
         kind = {"FULL_RANK": "full"}.get(pm.WAYS[cell.way].factorization, pm.WAYS[cell.way].factorization.lower())
         where = ["--cpu"] if self.args.cpu else []
         fields = [f"{k}={v}" for k, v in pm.fields_of(cell).items()]
         env = {**os.environ, **({} if self.args.cpu else {"CUDA_VISIBLE_DEVICES": "0"})}
-        p = subprocess.run([self.args.build / "bench" / "rank_bench", *where, "--name", name, "--warm",
-                            str(self.args.warm_s), "--seconds", str(self.args.seconds), "step", f"{cell.size},{kind}",
+        p = subprocess.run([self.args.build / "bench" / "rank_bench", *where, "--name", cell.named(mode), "--warm",
+                            str(self.args.warm_s), "--seconds", str(self.args.seconds), mode, f"{cell.size},{kind}",
                             *fields], text=True, capture_output=True, timeout=min(180, max(self.left(), 5)), env=env)
         if p.returncode:
-            self.lines.put(name, None, "%", note="failed: " + p.stderr.strip()[-300:])
+            raise RuntimeError(f"rank_bench {mode} of {cell.named()}: {p.stderr.strip()[-300:]}")
+        return json.loads(p.stdout)
+
+    def expose(self, cell):
+        name, row = exposed_name(cell), self.lines.rows[cell.named()]
+        try:
+            null = self.alone(cell, "step")
+        except RuntimeError as e:
+            self.lines.put(name, None, "%", note=f"failed: {e}")
             return
-        null = json.loads(p.stdout)
         exposed, comm = row["value"] - null["value"], row.get("comm_ms")
         clocks = row["sm_mhz"] and null["sm_mhz"]
         slower = row["value"] - null["value"] * null["sm_mhz"] / row["sm_mhz"] if clocks else None
@@ -554,7 +569,7 @@ def stop(number, frame):
 def main():
     args = read_arguments()
     if args.table:
-        print(paper_tables.render(args.files or sorted((HERE / "results").glob("*paper*.jsonl"))), end="")
+        print(paper_tables.render(args.files or sorted((HERE / "results").glob("*-x[0-9]*.jsonl"))), end="")
         return 0
     os.environ["BOOST_BIN"] = str(args.build / "bin")
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")

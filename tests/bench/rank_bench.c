@@ -1,8 +1,11 @@
-/* Whole steps of rank 0 of tp, clip and update included, while the other ranks are not there: NULL collectives, whose
- * results are wrong and take no time. What the same job's step takes longer is what its ranks wait for one another.
- * Nothing is learned (the rate is 0), so that wrong sums do no harm. For tests/bench/paper_table.py, and by hand.
+/* Steps of rank 0 of tp while the other ranks are not there: NULL collectives, whose results are wrong and take no time.
+ * What the same job's step takes longer is what its ranks wait for one another. Nothing is learned (the rate is 0), so
+ * that wrong sums do no harm. For tests/bench/paper_table.py, and by hand.
  *
- * Usage: rank_bench [--name NAME] [--warm S] [--seconds S] [--plain] [--cpu] step SIZE,KIND [FIELD=VALUE of the job...]
+ * Usage: rank_bench [--name NAME] [--warm S] [--seconds S] [--plain] [--cpu] step|gradients SIZE,KIND
+ *        [FIELD=VALUE of the job...]
+ *   step       whole ones, clip and update included
+ *   gradients  forward and backward, no update
  * Standard output: one JSON object, milliseconds of a step. */
 #include <math.h>
 #include <stdio.h>
@@ -70,12 +73,13 @@ int main(int argc, char **argv)
     struct options o;
     struct device d = {.cuda = NULL};
     struct error err = {.code = ERR_OK};
-    if (!options_read(argc, argv, 3, &o) || o.layers || strcmp(o.mode, "step") != 0) {
-        fprintf(stderr, "usage: rank_bench [--name NAME] [--warm S] [--seconds S] [--plain] [--cpu] step SIZE,KIND "
-                        "[FIELD=VALUE...]\n");
+    bool read = options_read(argc, argv, 3, &o), no_update = read && !strcmp(o.mode, "gradients");
+    if (!read || o.layers || (!no_update && strcmp(o.mode, "step") != 0)) {
+        fprintf(stderr, "usage: rank_bench [--name NAME] [--warm S] [--seconds S] [--plain] [--cpu] step|gradients "
+                        "SIZE,KIND [FIELD=VALUE...]\n");
         return 2;
     }
-    int rc = device_open(&d, &o, false, &err);
+    int rc = device_open(&d, &o, no_update, &err);
     if (!rc) {
         rc = bench_rank(&o, &d, &err);
         device_close(&d);

@@ -71,10 +71,13 @@ def test_what_is_left_out_is_said():
     assert p.returncode == 1 and "the next row takes about" in p.stdout, p.stdout + p.stderr
     assert (OUT.read_text() if OUT.exists() else "") == before, "lines of other runs stay"
     # A cell that cannot be: a line with the reason, and the others go on.
-    p, rows = paper_table(*QUICK, "--tp", "3,2", "--parts", "iter", "--ways", "full")
+    p, rows = paper_table(*QUICK, "--tp", "3,2", "--parts", "iter,layer", "--ways", "full")
     assert p.returncode == 0, p.stdout + p.stderr
     assert rows["iter_tiny_tp3_full_b2"]["value"] is None and "refused" in rows["iter_tiny_tp3_full_b2"]["note"], rows
     assert rows["iter_tiny_tp2_full_b2"]["value"] > 0
+    layer = rows["layer_tiny_tp2_full_b2"]
+    deep, shallow = (rows[f"iter_tiny_tp2_full_b2{of}"]["value"] for of in ("", "_l1"))
+    assert abs(layer["value"] - (deep - shallow - layer["update_ms"])) < 1e-3 and layer["update_ms"] != 0, layer
 
 
 def test_calls_of_a_layer_are_the_plans():
