@@ -1,20 +1,22 @@
 /* A decoder block, the same for every strategy: two norms, attention and the gated MLP between the linear
  * layers of four sites. What a strategy does there is behind its table.
  *
- * Where sums over ranks are overlapped the rows of a micro-batch are two slices, and each goes through the block in
- * sections: a section begins with the wait for a sum and ends with the next one's begin, and while a slice is summed
- * the other is in its section. worker/README.md, "Overlap". */
+ * Both ways it is a table of sections, `forward` and `backward` below, cut where BTP sums latents over ranks: a section
+ * begins with the wait for one sum and ends with the begin of the next. Where sums are overlapped the rows of a
+ * micro-batch are two slices, and while one is summed the other is in its section; else all rows go through a section
+ * at once. worker/README.md, "Overlap". */
 #include "worker/engine_internal.h"
 
 /* ---- sections ---- */
 
 typedef int part(struct engine *e, int64_t layer, struct error *err);
 
-/* From the end of a sum to the begin of the next one; a part may be absent. joins: whether the middle wants all rows at
- * once, so that the slices wait for each other there; NULL: it does not. */
+/* FROM_SUM waits for the sums of a site and goes on behind them, TO_SUM comes to those of the next site and begins
+ * them, MIDDLE is what lies between; NULL: nothing. */
 enum { FROM_SUM, MIDDLE, TO_SUM, PARTS };
 struct section {
     part *parts[PARTS];
+    /* Whether the middle wants all rows at once, so that the slices wait for each other there; NULL: never. */
     bool (*joins)(const struct engine *e);
 };
 
@@ -33,16 +35,17 @@ void block_leaves_room(struct engine *e, bool room)
         e->k->set_spare(e->ks, room && e->rows.count < e->plan->T ? COMM_PROCESSORS : 0);
 }
 
-/* Whether products of part i of slice s run beside the other slice's sum, where [from, to) of the section's parts are
- * done. Not so the one that ends a section, last before the other's turn, when that one's sum should be done; but
- * behind a middle that joined the slices it is all that the first one's sum has, and in front of it both are done with
- * the second. */
+/* Whether products of slice s in part i run beside the other slice's sum, where parts [from, to) go slice by slice. */
 static bool is_beside(int from, int to, int s, int i)
 {
-    return from == TO_SUM ? s > 0 : to == MIDDLE ? s == 0 : i != TO_SUM;
+    if (to == MIDDLE) /* in front of a joined middle: the second's sum has these parts of the first alone */
+        return s == 0;
+    if (from == TO_SUM) /* behind it: the first's sum has this part of the second alone */
+        return s > 0;
+    return i != TO_SUM; /* the other's turn is next, and its sum should be done by now */
 }
 
-/* Parts [from, to) of a section. */
+/* Parts [from, to) of a section, of the first slice and then of the second. */
 static int slice_by_slice(struct engine *e, const struct section *section, int from, int to, int64_t layer,
                           struct error *err)
 {
@@ -62,8 +65,8 @@ static int slice_by_slice(struct engine *e, const struct section *section, int f
     return rc;
 }
 
-/* A section of all slices, one after the other but for a middle that joins them. */
-static int run(struct engine *e, const struct section *s, int64_t layer, struct error *err)
+/* A section of all rows. */
+static int run_section(struct engine *e, const struct section *s, int64_t layer, struct error *err)
 {
     if (!s->joins || !s->joins(e))
         return slice_by_slice(e, s, FROM_SUM, PARTS, layer, err);
@@ -172,7 +175,7 @@ static int add_output(struct engine *e, enum plan_site site, int64_t i, const vo
 
 /* ---- forward ---- */
 
-/* The sum behind o is a collective where the latent is cut: with the latents x2 was kept then. */
+/* Whether x2 was kept with the latents: where those are cut a collective makes it, which is not to be repeated. */
 static bool kept_middle(const struct engine *e)
 {
     return e->again && e->cut->latent;
@@ -185,7 +188,7 @@ static int norm1(struct engine *e, int64_t i, struct error *err)
     return norm_forward(e, SITE_QKV, i, &sum, err);
 }
 
-/* Its input is summed up. */
+/* Its input is there, summed up. */
 static int norm1_again(struct engine *e, int64_t i, struct error *err)
 {
     return norm_forward(e, SITE_QKV, i, &(struct addends){engine_buffer(e, BUF_X1, i), NULL}, err);
@@ -241,8 +244,8 @@ static int gu_output(struct engine *e, int64_t i, struct error *err)
     return e->strategy->output(e, SITE_GU, i, norm_n(e, SITE_GU, i), NULL, engine_buffer(e, BUF_GU, i), err);
 }
 
-/* Where down's latent was kept nobody wants it: the backward makes it itself. */
-static int product(struct engine *e, int64_t i, struct error *err)
+/* Not where down's latent was kept, which alone wants it: the backward makes it anew for down's weight. */
+static int gated_product(struct engine *e, int64_t i, struct error *err)
 {
     struct gate_up x = split_gate_up(e, engine_buffer(e, BUF_GU, i));
     (void)err;
@@ -278,7 +281,7 @@ static const struct section enter_again = {{NULL, norm1_again, qkv_latent}, norm
 static const struct section forward[] = {
     {{qkv_output, attention, o_latent}, attention_joins_rows},
     {{o_output, norm2, gu_latent}, norm_joins_rows},
-    {{gu_output, product, down_latent}, NULL},
+    {{gu_output, gated_product, down_latent}, NULL},
     {{down_output, next_norm1, next_qkv_latent}, norm_joins_rows},
 };
 enum { SECTIONS = sizeof forward / sizeof forward[0], AGAIN = SECTIONS - 1 /* no backward wants down's output */ };
@@ -288,9 +291,9 @@ int block_forward(struct engine *e, int64_t i, struct error *err)
     int rc = ERR_OK;
     engine_range(e, "forward of block %lld", (long long)i);
     if (i == e->stage.layer0)
-        rc = run(e, &enter, i, err);
+        rc = run_section(e, &enter, i, err);
     for (int k = 0; k < SECTIONS && !rc; k++)
-        rc = run(e, &forward[k], i, err);
+        rc = run_section(e, &forward[k], i, err);
     engine_range_end(e);
     return rc;
 }
@@ -302,24 +305,25 @@ static bool recomputes(const struct engine *e)
     return e->plan->recompute != BOOST__RECOMPUTE__VALUE__NONE;
 }
 
-/* What the forward did not keep of this block; `again` stays for the last of its latents. */
+/* What the forward did not keep of this block. `again` stays for settle_down(). */
 static int reforward(struct engine *e, int64_t i, struct error *err)
 {
     engine_set_pass(e, PASS_RECOMPUTE);
     e->again = e->plan->recompute == BOOST__RECOMPUTE__VALUE__LOW_RANK;
-    int rc = run(e, &enter_again, i, err);
+    int rc = run_section(e, &enter_again, i, err);
     for (int k = 0; k < AGAIN && !rc; k++)
-        rc = run(e, &forward[k], i, err);
+        rc = run_section(e, &forward[k], i, err);
     engine_set_pass(e, PASS_BACKWARD);
     return rc;
 }
 
+/* A re-forward ends with down's latent, and no output() behind it. */
 static int settle_down(struct engine *e, int64_t i, struct error *err)
 {
     return recomputes(e) && e->strategy->settle ? e->strategy->settle(e, SITE_DOWN, i, err) : ERR_OK;
 }
 
-/* As far as the bottleneck of a site. */
+/* From the gradients of a site's outputs to those of its latents. */
 static int dlatents(struct engine *e, enum plan_site site, int64_t i, const void *dy, struct error *err)
 {
     int rc = ERR_OK;
@@ -335,14 +339,14 @@ static int down_dlatent(struct engine *e, int64_t i, struct error *err)
     return dlatents(e, SITE_DOWN, i, engine_buffer(e, BUF_DX, 0), err);
 }
 
-/* Without the gradient of the weight behind the product, which comes again first. */
+/* The weight that multiplies the gated product gets its gradient when that has been made again. */
 static int down_dinput(struct engine *e, int64_t i, struct error *err)
 {
     struct bundle down = bundle_at(e, SITE_DOWN, 0);
     return e->strategy->dinput(e, &down, i, NULL, engine_buffer(e, BUF_DX, 0), engine_buffer(e, BUF_DINNER, 0), err);
 }
 
-static int product_backward(struct engine *e, int64_t i, struct error *err)
+static int gated_product_backward(struct engine *e, int64_t i, struct error *err)
 {
     struct gate_up x = split_gate_up(e, engine_buffer(e, BUF_GU, i));
     struct gate_up dx = split_gate_up(e, engine_buffer(e, BUF_DOUTER, 0));
@@ -352,7 +356,7 @@ static int product_backward(struct engine *e, int64_t i, struct error *err)
     (void)err;
     e->k->glu_backward(e->ks, x.rows, x.width, x.ld, e->plan->mlp_silu, x.gate, x.up, act_rows(e, dprod, x.width),
                        dx.gate, dx.up, act_rows(e, prod, x.width));
-    e->strategy->weight(e, &down, i, prod, engine_buffer(e, BUF_DX, 0));
+    e->strategy->dweight(e, &down, i, prod, engine_buffer(e, BUF_DX, 0));
     return ERR_OK;
 }
 
@@ -411,8 +415,8 @@ static int norm1_backward(struct engine *e, int64_t i, struct error *err)
     return norm_backward(e, SITE_QKV, i, err);
 }
 
-/* Whether a block's backward is begun by that of the block behind it, whose end it is mixed with: not where its forward
- * is to run again in between. */
+/* Whether a block's backward is begun in the last section of the block behind it: not where there is none, nor where
+ * the block's forward has to run again in between. */
 static bool begun_behind(const struct engine *e, int64_t i)
 {
     return !recomputes(e) && !ends_stage(e, i);
@@ -425,7 +429,7 @@ static int next_down_dlatent(struct engine *e, int64_t i, struct error *err)
 
 static const struct section enter_backward = {{settle_down, NULL, down_dlatent}, NULL};
 static const struct section backward[SECTIONS] = {
-    {{down_dinput, product_backward, gu_dlatent}, NULL},
+    {{down_dinput, gated_product_backward, gu_dlatent}, NULL},
     {{gu_dinput, norm2_backward, o_dlatent}, norm_joins_rows},
     {{o_dinput, attention_backward, qkv_dlatent}, attention_joins_rows},
     {{qkv_dinput, norm1_backward, next_down_dlatent}, norm_joins_rows},
@@ -438,10 +442,10 @@ int block_backward(struct engine *e, int64_t i, struct error *err)
     if (recomputes(e))
         rc = reforward(e, i, err);
     if (!rc && !begun_behind(e, i))
-        rc = run(e, &enter_backward, i, err);
+        rc = run_section(e, &enter_backward, i, err);
     e->again = false;
     for (int k = 0; k < SECTIONS && !rc; k++)
-        rc = run(e, &backward[k], i, err);
+        rc = run_section(e, &backward[k], i, err);
     engine_range_end(e);
     return rc;
 }

@@ -52,28 +52,28 @@ struct strategy {
     void (*head_input_gradient)(struct engine *e, const struct rows *r);
     int (*head_scatter)(struct engine *e, struct error *err);
 
-    /* ---- the linear layers of a site: x its input, y its branches' outputs, all of whose rows are given; done is
-     * what the rows at work want ---- */
+    /* ---- the linear layers of a site: x its input, y its branches' outputs, dx and dy their gradients. All begin at
+     * row 0 of the micro-batch; only the rows at work (e->rows) are read and written ---- */
     /* The outputs are columns of one matrix, [T, sum of widths]; else each is a matrix of its own, one behind the
      * other. See site_output(). */
     bool joined;
-    /* As far as the bottleneck, whose sums over ranks may be left under way. */
+    /* From x to the bottleneck, whose sums over ranks may be left under way. */
     int (*latent)(struct engine *e, enum plan_site site, int64_t layer, const void *x, struct error *err);
-    /* From there to the outputs; plus the residual unless that is NULL, which it is but for a site of one layer where
-     * the engine `adds`. */
+    /* From there to y, with the residual added unless that is NULL. It is given where the engine `adds`, and only to
+     * sites of one layer (o, down). */
     int (*output)(struct engine *e, enum plan_site site, int64_t layer, const void *x, const void *residual, void *y,
                   struct error *err);
-    /* Completes latents that no output() follows; NULL where they are complete at once. */
+    /* In output()'s place where only complete latents are wanted; NULL where latent() leaves them complete. */
     int (*settle)(struct engine *e, enum plan_site site, int64_t layer, struct error *err);
-    /* Backward as far as the bottleneck, of one bundle; dy is that of all branches. Sums over ranks may be left under
-     * way. NULL where dinput() does all. */
+    /* From dy (of all branches) back to the bottleneck of one bundle, whose sum over ranks may be left under way; NULL
+     * where dinput() does that too. */
     int (*dlatent)(struct engine *e, const struct bundle *b, int64_t layer, const void *dy, struct error *err);
-    /* From there to dx, of this bundle alone. Both together make the gradients of its weights; with x NULL that of the
-     * one that x is multiplied with is left out, for weight(). */
+    /* From there to dx, of this bundle alone. Both together make the gradients of its weights; but with x NULL that of
+     * the weight that x is multiplied with is left to dweight(). */
     int (*dinput)(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy, void *dx,
                   struct error *err);
-    /* What dinput() left out, with the same dy, before the next dlatent(). */
-    void (*weight)(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy);
+    /* That one, with the dy that dinput() had, before the next dlatent(). */
+    void (*dweight)(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy);
 };
 extern const struct strategy strategy_full, strategy_vanilla, strategy_btp;
 
@@ -137,7 +137,7 @@ struct engine {
     int slice;                              /* which; 0: all */
     bool again;                             /* a re-forward with latents that were kept is at work */
     struct overlap *overlap;                /* NULL: all-reduces are waited for at once */
-    int64_t calls[PLAN_SLICES][PROJ_COUNT]; /* of it, by slice and a bundle's first branch; one of each under way */
+    int64_t calls[PLAN_SLICES][PROJ_COUNT]; /* its calls under way, by slice and a bundle's first branch in its site */
 
     int64_t tensor_count;
     struct plan_tensor *tensors;    /* of the stage, canonical order */
@@ -222,13 +222,14 @@ struct addends {
     void *x, *y;
 };
 struct addends block_sum(const struct engine *e, int64_t layer);
-/* All blocks of the stage one after the other, upwards or downwards: each begins the next one, and no sum is under way
- * behind the last. Backward BUF_DX goes from the gradient of a block's output to that of its input, and on behind
- * block `layer` nothing adds to gradients of its weights any more. */
+/* For all blocks of the stage in turn, upwards or downwards: each begins the next one too, and behind the last no sum
+ * is under way. Backward BUF_DX goes from the gradient of a block's output to that of its input; behind block `layer`
+ * nothing adds to gradients of its weights any more. */
 int block_forward(struct engine *e, int64_t layer, struct error *err);
 int block_backward(struct engine *e, int64_t layer, struct error *err);
-/* Whether products of a slice leave room from here on for a sum of the other one: by their place and not by what is
- * under way, so that those of a re-forward are the same. Between parts of a block it is seen to. */
+/* Whether products of a slice, from here on, leave processors to a sum beside them. It goes by their place in the block
+ * and not by what is under way, so that a re-forward makes the same bits; the block says it in front of each of its
+ * parts, a strategy only where it begins a sum within one. */
 void block_leaves_room(struct engine *e, bool room);
 /* Shapes that the attention is called with, the first n of these. */
 int block_attentions(const struct engine *e, struct attention out[PLAN_SLICES]);
@@ -270,8 +271,9 @@ int plain_norm_forward(struct engine *e, const void *x, const void *y, const str
                        void *n, struct error *err);
 /* A block's norm, which is that in front of SITE_QKV or SITE_GU, of what it adds up. */
 int norm_forward(struct engine *e, enum plan_site site, int64_t layer, const struct addends *sum, struct error *err);
-/* From the bottleneck of the site behind it (dy: of its outputs) through its layers; then through the norm. Added to
- * BUF_DX, by the first where the norm is ONLINE, else by the second. */
+/* The backward of a block's norm in two parts: from the bottleneck of the site behind it (dy: of that one's outputs) to
+ * the norm's output n, and from there to x. What x gets is added to BUF_DX, where the norm is ONLINE by the first (the
+ * second has nothing to do then), else by the second. */
 int normed_dinput(struct engine *e, enum plan_site site, int64_t layer, const void *dy, struct error *err);
 int norm_backward(struct engine *e, enum plan_site site, int64_t layer, struct error *err);
 /* Input and output of a block's norm, and its factor (before it is known, its statistic). */

@@ -40,7 +40,8 @@ static int64_t gaps(const struct engine *e, struct spans *out)
     return n;
 }
 
-/* Of n spans in order, those at a distance of `stride` from the first, and from there on; taken: made one with it. */
+/* How many of n spans in order follow one another at `stride` from the first, of its size; it counts too. taken: the
+ * others are to be none of their own any more (times 0). */
 static int64_t follow(struct spans *all, int64_t n, int64_t stride, bool taken)
 {
     int64_t times = 1;
@@ -53,7 +54,8 @@ static int64_t follow(struct spans *all, int64_t n, int64_t stride, bool taken)
     return times;
 }
 
-/* One launch for all gains of a kind: layers are alike, so theirs lie at equal distances. */
+/* One launch for all gains of a kind: layers are alike, so theirs lie at equal distances. Of several distances the one
+ * with most spans. Returns how many are left. */
 static int64_t join(struct spans *all, int64_t n)
 {
     int64_t joined = 0;
@@ -61,8 +63,10 @@ static int64_t join(struct spans *all, int64_t n)
         struct spans *first = &all[i];
         for (int64_t j = i + 1; j < n && first->times > 0; j++) {
             int64_t stride = all[j].at - first->at, times = follow(first, n - i, stride, false);
-            if (times > first->times)
-                first->stride = stride, first->times = times;
+            if (times > first->times) {
+                first->stride = stride;
+                first->times = times;
+            }
         }
         if (first->times > 1)
             follow(first, n - i, first->stride, true);
@@ -87,8 +91,8 @@ void gradients_begin(struct engine *e)
     char *grads = engine_buffer(e, BUF_GRADS, 0);
     for (int64_t i = 0; i < e->zeroed_count; i++) {
         const struct spans *s = &e->zeroed[i];
-        e->k->zero_each(e->ks, grads + (size_t)s->at * element, (size_t)s->count * element,
-                        (size_t)s->stride * element, s->times);
+        e->k->zero_each(e->ks, grads + (size_t)s->at * element, (size_t)s->count * element, (size_t)s->stride * element,
+                        s->times);
     }
 }
 

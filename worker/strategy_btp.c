@@ -8,8 +8,8 @@ static const char *const gradients[SITE_COUNT] = {"latent gradient qkv", "latent
                                                   "latent gradient down"};
 
 /* An all-reduce over tp of n columns of the rows at work, with their statistic when S is not NULL: one segment when the
- * two are of one type and neighbours, else one call of two segments. Done at once, or begun: products that follow in
- * the same part of the block are beside it. */
+ * two are of one type and neighbours, else one call of two segments. Without overlap it is done at once; else it is
+ * begun, and products that follow in the same part of the block run beside it. */
 static int begin_sum(struct engine *e, const struct bundle *b, void *data, int64_t n, void *S, const char *what,
                      struct error *err)
 {
@@ -44,7 +44,9 @@ static int latent(struct engine *e, enum plan_site site, int64_t layer, const vo
     int bundles = bundle_count(e, site), rc = ERR_OK;
     int64_t in = e->w.in[site];
     bool with_statistic = e->plan->norm_online && (site == SITE_QKV || site == SITE_GU);
-    for (int i = 0; i < bundles && !e->again && !rc; i++) {
+    if (e->again)
+        return ERR_OK; /* they were kept */
+    for (int i = 0; i < bundles && !rc; i++) {
         struct bundle b = bundle_at(e, site, i);
         struct param a = bundle_down(e, &b, layer);
         int64_t columns = bundle_columns(e, &b);
@@ -81,11 +83,12 @@ static struct bundle_up up_of(const struct engine *e, const struct bundle *b, in
     };
 }
 
-/* From the sums to z: of kept latents too, so that the bits are those of the forward. */
+/* From the sums, of which all are awaited first since the statistic comes with the last, to z: of kept latents too. */
 static int settle(struct engine *e, enum plan_site site, int64_t layer, struct error *err)
 {
+    bool summed = e->again; /* they were kept so */
     int rc = ERR_OK;
-    for (int i = 0; i < bundle_count(e, site) && !e->again && !rc; i++) {
+    for (int i = 0; i < bundle_count(e, site) && !summed && !rc; i++) {
         struct bundle b = bundle_at(e, site, i);
         rc = end_sum(e, &b, err);
     }
@@ -118,7 +121,7 @@ static void *latent_dz(const struct engine *e, const struct bundle *b)
     return act_at(e, engine_buffer(e, BUF_DLATENT, 0), before * e->w.latent);
 }
 
-/* B's gradient does not wait for the sum nor the sum for it, so it is made beside it. */
+/* The gradient of B neither needs the sum of dz nor is needed for it: it is made beside that. */
 static int dlatent(struct engine *e, const struct bundle *b, int64_t layer, const void *dy, struct error *err)
 {
     struct bundle_up up = up_of(e, b, layer);
@@ -131,7 +134,7 @@ static int dlatent(struct engine *e, const struct bundle *b, int64_t layer, cons
     return rc;
 }
 
-static void weight(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy)
+static void dweight(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy)
 {
     (void)dy;
     struct param a = bundle_down(e, b, layer);
@@ -151,7 +154,7 @@ static int dinput(struct engine *e, const struct bundle *b, int64_t layer, const
     if (rc)
         return rc;
     if (x)
-        weight(e, b, layer, x, dy);
+        dweight(e, b, layer, x, dy);
     down_input(e, bundle_columns(e, b), in, 1, &a, dz, act_rows(e, dx, in));
     return ERR_OK;
 }
@@ -169,5 +172,5 @@ const struct strategy strategy_btp = {
     .settle = settle,
     .dlatent = dlatent,
     .dinput = dinput,
-    .weight = weight,
+    .dweight = dweight,
 };

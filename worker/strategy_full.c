@@ -40,7 +40,7 @@ static int dinput(struct engine *e, const struct bundle *b, int64_t layer, const
     return gradients[b->site] ? reduce_act(e, dx, e->plan->T * e->w.x, gradients[b->site], err) : ERR_OK;
 }
 
-static void weight(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy)
+static void dweight(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy)
 {
     struct up u = joined(e, b->site);
     up_weight(e, &u, &e->layers[layer].site[b->site].up, x, dy);
@@ -57,5 +57,5 @@ const struct strategy strategy_full = {
     .latent = latent,
     .output = output,
     .dinput = dinput,
-    .weight = weight,
+    .dweight = dweight,
 };

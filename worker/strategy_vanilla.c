@@ -152,7 +152,7 @@ static int dinput(struct engine *e, const struct bundle *b, int64_t layer, const
     return comm_reduce_scatter(&e->comms->tp, e->ks, out, dx, e->plan->T * in / parts, e->k->act, inputs[b->site], err);
 }
 
-static void weight(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy)
+static void dweight(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy)
 {
     (void)dy;
     struct param a = bundle_down(e, b, layer);
@@ -170,5 +170,5 @@ const struct strategy strategy_vanilla = {
     .latent = latent,
     .output = output,
     .dinput = dinput,
-    .weight = weight,
+    .dweight = dweight,
 };

@@ -59,7 +59,7 @@ struct plan {
     Boost__LaxGate__Value lax_gate;
     bool grouped;
     bool norm_online; /* the norm's factor is applied behind the latent; else in front, as a plain norm */
-    bool overlap;     /* all-reduces of one slice of the rows under the products of the other; tp > 1 only */
+    bool overlap;     /* all-reduces of one slice of the rows under the work on the other; tp > 1 only */
     bool published;   /* VANILLA: attention on all heads on every rank */
     Boost__Recompute__Value recompute;
     int tp, pp, dp, world;
