@@ -147,16 +147,11 @@ static void retention_keeps_what_it_should(void **state)
 static void the_one_resumed_from_stays_until_the_next_commit(void **state)
 {
     (void)state;
-    struct world *w = world_new();
-    struct fake_agent *a = agent_add(w, "n1", 2);
-    struct arena mem;
-    arena_init(&mem, 1 << 20);
-    join_world(w, a);
-    Boost__JobSpec *s = spec_new(&mem);
-    s->checkpoint->has_keep = 1;
-    s->checkpoint->keep = 1;
-    int64_t id = submit_spec(w, s, false);
-    struct fake_attempt *x = newest(w, a, id);
+    struct life *l = life_begin(1, NULL);
+    struct world *w = l->w;
+    struct fake_agent *a = l->a;
+    struct fake_attempt *x = l->x;
+    int64_t id = l->id;
     checkpoint_at(w, a, x, 20);
     /* The manifest of 40 is written after the attempt that wrote it died, before 20 was read. */
     say_end_of(w, a, x, 0, (struct end){.signal = 9});
@@ -168,8 +163,7 @@ static void the_one_resumed_from_stays_until_the_next_commit(void **state)
     pump(w);
     assert_int_equal(ckpt(w, id, 20, 1)->state, CKPT(DELETED));
     assert_int_equal(ckpt(w, id, 40, 2)->state, CKPT(COMMITTED));
-    arena_free(&mem);
-    world_free(w);
+    life_end(l);
 }
 
 static void incomplete_and_failed_ones_are_abandoned(void **state)
@@ -206,28 +200,18 @@ static void incomplete_and_failed_ones_are_abandoned(void **state)
 static void a_wait_for_a_file_system_is_over_for_good(void **state)
 {
     (void)state;
-    struct world *w = world_new();
-    struct fake_agent *a = agent_add(w, "n1", 2);
-    struct arena mem;
-    arena_init(&mem, 1 << 20);
-    join_world(w, a);
-    Boost__JobSpec *s = spec_new(&mem);
-    s->checkpoint->has_keep = 1;
-    s->checkpoint->keep = 1;
-    int64_t id = submit_spec(w, s, false);
-    struct fake_attempt *x = newest(w, a, id);
-    checkpoint_at(w, a, x, 10);
-    a->delete_code = ERR_BUSY;
-    checkpoint_at(w, a, x, 20);
-    assert_says(ckpt(w, id, 10, 1)->note, "not deleted yet: data.bin is not there (check the path)");
-    a->delete_code = ERR_NOMEM;
-    advance(w, 60000);
-    assert_string_equal(ckpt(w, id, 10, 1)->note, "");
-    controller_restart(w);
-    assert_int_equal(ckpt(w, id, 10, 1)->state, CKPT(DELETING));
-    assert_string_equal(ckpt(w, id, 10, 1)->note, "");
-    arena_free(&mem);
-    world_free(w);
+    struct life *l = life_begin(1, NULL);
+    checkpoint_at(l->w, l->a, l->x, 10);
+    l->a->delete_code = ERR_BUSY;
+    checkpoint_at(l->w, l->a, l->x, 20);
+    assert_says(ckpt(l->w, l->id, 10, 1)->note, "not deleted yet: data.bin is not there (check the path)");
+    l->a->delete_code = ERR_NOMEM;
+    advance(l->w, 60000);
+    assert_string_equal(ckpt(l->w, l->id, 10, 1)->note, "");
+    controller_restart(l->w);
+    assert_int_equal(ckpt(l->w, l->id, 10, 1)->state, CKPT(DELETING));
+    assert_string_equal(ckpt(l->w, l->id, 10, 1)->note, "");
+    life_end(l);
 }
 
 /* A crash is what ended each attempt, a full disk why nothing came of it. */

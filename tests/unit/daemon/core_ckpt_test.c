@@ -1,31 +1,6 @@
 /* What users ask of single checkpoints: where a tool may write. */
 #include "tests/unit/daemon/core_world.h"
 
-static int said;
-static char text[1024];
-
-static void on_reply(void *arg, int rc, const struct error *err, const struct core_ckpt *out)
-{
-    (void)arg;
-    (void)out;
-    said = rc;
-    snprintf(text, sizeof text, "%s", rc ? err->message : "");
-}
-
-static void convert(struct world *w, int64_t id, const char *to)
-{
-    Boost__CheckpointRequest q = BOOST__CHECKPOINT_REQUEST__INIT;
-    const struct core_user user = {.uid = job_of(w, id)->uid, .name = "u"};
-    char path[256];
-    snprintf(path, sizeof path, "%s", to);
-    q.has_what = true;
-    q.what = BOOST__CHECKPOINT_REQUEST__WHAT__CONVERT;
-    q.to = path;
-    said = -1;
-    core_checkpoint(w->core, job_of(w, id), &q, &user, on_reply, NULL);
-    pump(w);
-}
-
 static void nothing_is_written_among_the_checkpoints_of_a_job(void **state)
 {
     (void)state;
@@ -57,10 +32,10 @@ static void nothing_is_written_among_the_checkpoints_of_a_job(void **state)
         {"/", NULL},
     };
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        convert(w, id, places[i].to);
-        assert_int_equal(said, places[i].whose ? ERR_REFUSED : ERR_OK);
+        ask_ckpt(w, id, BOOST__CHECKPOINT_REQUEST__WHAT__CONVERT, -1, places[i].to);
+        assert_int_equal(w->reply_rc, places[i].whose ? ERR_REFUSED : ERR_OK);
         if (places[i].whose)
-            assert_says(text, places[i].whose);
+            assert_says(w->reply_text, places[i].whose);
     }
     world_free(w);
 }

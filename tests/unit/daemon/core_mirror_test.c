@@ -3,37 +3,12 @@
 
 #define MIRROR(s) BOOST__MIRROR_STATE__VALUE__##s
 
-struct run {
-    struct world *w;
-    struct fake_agent *a;
-    struct fake_attempt *x;
-    int64_t id;
-    struct arena mem;
-};
-
-static struct run *begin(int keep)
+static struct life *begin(int keep)
 {
-    static struct run r;
-    arena_init(&r.mem, 1 << 20);
-    r.w = world_new();
-    r.a = agent_add(r.w, "n1", 2);
-    join_world(r.w, r.a);
-    Boost__JobSpec *s = spec_new(&r.mem);
-    s->checkpoint->mirror = arena_strdup(&r.mem, "s3://bucket/p");
-    s->checkpoint->has_keep = 1;
-    s->checkpoint->keep = keep;
-    r.id = submit_spec(r.w, s, false);
-    r.x = newest(r.w, r.a, r.id);
-    return &r;
+    return life_begin(keep, "s3://bucket/p");
 }
 
-static void end(struct run *r)
-{
-    arena_free(&r->mem);
-    world_free(r->w);
-}
-
-static void commit(struct run *r, int64_t step)
+static void commit(struct life *r, int64_t step)
 {
     checkpoint_at(r->w, r->a, r->x, step);
 }
@@ -41,12 +16,13 @@ static void commit(struct run *r, int64_t step)
 static void what_is_committed_is_copied_and_goes_with_its_copy(void **state)
 {
     (void)state;
-    struct run *r = begin(1);
+    struct life *r = begin(1);
     commit(r, 10);
     assert_int_equal(r->a->mirrors, 1);
     assert_string_equal(r->a->mirrored, "/ckpt/0badcafe-1/step-10.a1 s3://bucket/p");
     assert_int_equal(ckpt(r->w, r->id, 10, 1)->mirror, MIRROR(MIRRORED));
-    assert_says(event_of(r->w, r->id, "checkpoint-mirrored")->text, "step 10 copied to s3://bucket/p/0badcafe-1/step-10.a1: ");
+    assert_says(event_of(r->w, r->id, "checkpoint-mirrored")->text,
+                "step 10 copied to s3://bucket/p/0badcafe-1/step-10.a1: ");
     commit(r, 20);
     assert_string_equal(r->a->deleted, "/ckpt/0badcafe-1/step-10.a1");
     assert_string_equal(r->a->deleted_copy, "s3://bucket/p");
@@ -60,13 +36,13 @@ static void what_is_committed_is_copied_and_goes_with_its_copy(void **state)
     r->x = (pump(r->w), recovered(r->w, r->a, r->id));
     assert_int_equal(r->x->from_step, 20);
     assert_string_equal(r->a->verify_mirror, "s3://bucket/p");
-    end(r);
+    life_end(r);
 }
 
 static void a_store_that_is_away_is_tried_again(void **state)
 {
     (void)state;
-    struct run *r = begin(3);
+    struct life *r = begin(3);
     r->a->mirror_code = ERR_UNREACHABLE;
     commit(r, 10);
     assert_int_equal(ckpt(r->w, r->id, 10, 1)->mirror, MIRROR(PENDING));
@@ -79,13 +55,13 @@ static void a_store_that_is_away_is_tried_again(void **state)
     advance(r->w, 600000);
     assert_int_equal(ckpt(r->w, r->id, 10, 1)->mirror, MIRROR(MIRRORED));
     assert_string_equal(ckpt(r->w, r->id, 10, 1)->mirror_note, "");
-    end(r);
+    life_end(r);
 }
 
 static void the_newest_goes_first(void **state)
 {
     (void)state;
-    struct run *r = begin(3);
+    struct life *r = begin(3);
     r->a->mirror_code = ERR_UNREACHABLE;
     commit(r, 10);
     r->a->mirror_code = ERR_OK;
@@ -94,13 +70,13 @@ static void the_newest_goes_first(void **state)
     advance(r->w, 20000);
     assert_string_equal(r->a->mirrored, "/ckpt/0badcafe-1/step-10.a1 s3://bucket/p");
     assert_int_equal(ckpt(r->w, r->id, 10, 1)->mirror, MIRROR(MIRRORED));
-    end(r);
+    life_end(r);
 }
 
 static void wrong_keys_are_given_up_and_said(void **state)
 {
     (void)state;
-    struct run *r = begin(3);
+    struct life *r = begin(3);
     r->a->mirror_code = ERR_REFUSED;
     commit(r, 10);
     advance(r->w, 60000);
@@ -111,36 +87,18 @@ static void wrong_keys_are_given_up_and_said(void **state)
     r->a->mirror_code = ERR_OK;
     commit(r, 20); /* each has its own chance */
     assert_int_equal(ckpt(r->w, r->id, 20, 1)->mirror, MIRROR(MIRRORED));
-    end(r);
+    life_end(r);
 }
 
-static char asked_text[512];
-static int asked_rc;
-
-static void on_asked(void *arg, int rc, const struct error *err, const struct core_ckpt *out)
+static void ask_copy(struct life *r, int64_t step)
 {
-    (void)arg;
-    asked_rc = rc;
-    snprintf(asked_text, sizeof asked_text, "%s", rc ? err->message : out->text);
-}
-
-static void ask_copy(struct run *r, int64_t step)
-{
-    Boost__CheckpointRequest q = BOOST__CHECKPOINT_REQUEST__INIT;
-    const struct core_user user = {.uid = job_of(r->w, r->id)->uid, .name = "u"};
-    q.has_what = true;
-    q.what = BOOST__CHECKPOINT_REQUEST__WHAT__MIRROR;
-    q.has_step = step >= 0;
-    q.step = step;
-    asked_rc = -1;
-    core_checkpoint(r->w->core, job_of(r->w, r->id), &q, &user, on_asked, NULL);
-    pump(r->w);
+    ask_ckpt(r->w, r->id, BOOST__CHECKPOINT_REQUEST__WHAT__MIRROR, step, NULL);
 }
 
 static void one_that_was_given_up_is_tried_now_and_then(void **state)
 {
     (void)state;
-    struct run *r = begin(3);
+    struct life *r = begin(3);
     r->a->mirror_code = ERR_REFUSED;
     commit(r, 10);
     advance(r->w, 60000);
@@ -153,13 +111,13 @@ static void one_that_was_given_up_is_tried_now_and_then(void **state)
     advance(r->w, 3600 * 1000);
     assert_int_equal(ckpt(r->w, r->id, 10, 1)->mirror, MIRROR(MIRRORED));
     assert_string_equal(ckpt(r->w, r->id, 10, 1)->mirror_note, "");
-    end(r);
+    life_end(r);
 }
 
 static void a_new_controller_or_agent_tries_at_once(void **state)
 {
     (void)state;
-    struct run *r = begin(3);
+    struct life *r = begin(3);
     r->a->mirror_code = ERR_REFUSED;
     commit(r, 10);
     advance(r->w, 60000);
@@ -175,34 +133,34 @@ static void a_new_controller_or_agent_tries_at_once(void **state)
     pump(r->w);
     assert_int_equal(r->a->mirrors, 5);
     assert_int_equal(ckpt(r->w, r->id, 10, 1)->mirror, MIRROR(MIRRORED));
-    end(r);
+    life_end(r);
 }
 
 static void a_user_has_it_tried_at_once(void **state)
 {
     (void)state;
-    struct run *r = begin(3);
+    struct life *r = begin(3);
     r->a->mirror_code = ERR_REFUSED;
     commit(r, 10);
     advance(r->w, 60000);
     r->a->mirror_code = ERR_OK;
     ask_copy(r, -1);
-    assert_int_equal(asked_rc, ERR_OK);
-    assert_says(asked_text, "1 checkpoint of job");
+    assert_int_equal(r->w->reply_rc, ERR_OK);
+    assert_says(r->w->reply_text, "1 checkpoint of job");
     assert_int_equal(ckpt(r->w, r->id, 10, 1)->mirror, MIRROR(MIRRORED));
     ask_copy(r, -1);
-    assert_says(asked_text, "no checkpoint without a copy");
+    assert_says(r->w->reply_text, "no checkpoint without a copy");
     assert_int_equal(r->a->mirrors, 4);
     ask_copy(r, 10); /* by name: compared, and made where it is gone */
     assert_int_equal(r->a->mirrors, 5);
     assert_int_equal(ckpt(r->w, r->id, 10, 1)->mirror, MIRROR(MIRRORED));
-    end(r);
+    life_end(r);
 }
 
 static void how_far_it_is_shows(void **state)
 {
     (void)state;
-    struct run *r = begin(3);
+    struct life *r = begin(3);
     r->a->silent_mirror = true;
     commit(r, 10);
     struct checkpoint *k = ckpt(r->w, r->id, 10, 1);
@@ -226,13 +184,13 @@ static void how_far_it_is_shows(void **state)
     assert_says(wait->name, "copy of the checkpoint of step 10");
     assert_true(wait->bytes_done == 300 && wait->bytes_total == 1000);
     arena_free(&mem);
-    end(r);
+    life_end(r);
 }
 
 static void an_outage_leaves_no_copy_behind(void **state)
 {
     (void)state;
-    struct run *r = begin(1);
+    struct life *r = begin(1);
     commit(r, 10);
     r->a->delete_code = ERR_UNREACHABLE;
     commit(r, 20);
@@ -244,14 +202,14 @@ static void an_outage_leaves_no_copy_behind(void **state)
     advance(r->w, 3600 * 1000);
     assert_int_equal(ckpt(r->w, r->id, 10, 1)->state, BOOST__CHECKPOINT_STATE__VALUE__DELETED);
     assert_string_equal(ckpt(r->w, r->id, 10, 1)->mirror_note, "");
-    end(r);
+    life_end(r);
 }
 
 /* What is not mounted is not gone, however long it takes; the copy then has all its tries. */
 static void files_that_are_not_mounted_are_waited_for(void **state)
 {
     (void)state;
-    struct run *r = begin(1);
+    struct life *r = begin(1);
     commit(r, 10);
     r->a->delete_code = ERR_BUSY;
     r->a->failure_text = "/ckpt is not there: is its file system mounted?";
@@ -275,13 +233,13 @@ static void files_that_are_not_mounted_are_waited_for(void **state)
     k = ckpt(r->w, r->id, 10, 1);
     assert_int_equal(k->state, CKPT(DELETED));
     assert_string_equal(k->note, "");
-    end(r);
+    life_end(r);
 }
 
 static void an_agent_that_goes_is_no_failure(void **state)
 {
     (void)state;
-    struct run *r = begin(3);
+    struct life *r = begin(3);
     r->a->mirror_code = ERR_BUSY;
     commit(r, 10);
     advance(r->w, 300000); /* an earlier run of the agent still copies */
@@ -290,7 +248,7 @@ static void an_agent_that_goes_is_no_failure(void **state)
     r->a->mirror_code = ERR_OK;
     advance(r->w, 10000);
     assert_int_equal(ckpt(r->w, r->id, 10, 1)->mirror, MIRROR(MIRRORED));
-    end(r);
+    life_end(r);
 }
 
 int main(void)

@@ -5,37 +5,11 @@
 #define UNPIN BOOST__CHECKPOINT_REQUEST__WHAT__UNPIN
 #define RM    BOOST__CHECKPOINT_REQUEST__WHAT__RM
 
-/* A job that keeps so many checkpoints, with one of step 20. */
-struct life {
-    struct world *w;
-    struct fake_agent *a;
-    struct fake_attempt *x;
-    int64_t id;
-    struct arena mem;
-};
-
 static struct life *begin(int keep)
 {
-    static struct life l;
-    arena_init(&l.mem, 1 << 20);
-    l.w = world_new();
-    l.a = agent_add(l.w, "n1", 2);
-    join_world(l.w, l.a);
-    Boost__JobSpec *s = spec_new(&l.mem);
-    s->checkpoint->has_keep = 1;
-    s->checkpoint->keep = keep;
-    l.id = submit_spec(l.w, s, false);
-    l.x = newest(l.w, l.a, l.id);
-    say_step(l.w, l.a, l.x, 20);
-    say_checkpoint(l.w, l.a, l.x, 20);
-    pump(l.w);
-    return &l;
-}
-
-static void end(struct life *l)
-{
-    arena_free(&l->mem);
-    world_free(l->w);
+    struct life *l = life_begin(keep, NULL);
+    checkpoint_at(l->w, l->a, l->x, 20);
+    return l;
 }
 
 /* What `ckpt ls` has; show has the same. */
@@ -76,39 +50,16 @@ static void commit_held_back(struct life *l, int64_t step)
     Boost__TaskReply r = BOOST__TASK_REPLY__INIT;
     Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
     l->a->answers = false;
-    say_step(l->w, l->a, l->x, step);
-    say_checkpoint(l->w, l->a, l->x, step);
-    pump(l->w);
+    checkpoint_at(l->w, l->a, l->x, step);
     l->w->store->stuck = true;
     r.has_id = 1;
-    r.id = job_checkpoint(job_of(l->w, l->id), step, 1)->task;
+    r.id = ckpt(l->w, l->id, step, 1)->task;
     assert_true(r.id != 0);
     m.body_case = BOOST__AGENT_MESSAGE__BODY_TASK;
     m.task = &r;
     say(l->w, "n1", &m);
     pump(l->w);
     l->a->answers = true;
-}
-
-static void on_asked(void *arg, int rc, const struct error *err, const struct core_ckpt *out)
-{
-    struct world *w = arg;
-    (void)out;
-    w->replies++;
-    w->reply_rc = rc;
-    snprintf(w->reply_text, sizeof w->reply_text, "%s", rc ? err->message : "");
-}
-
-static void ask(struct life *l, Boost__CheckpointRequest__What what, int64_t step)
-{
-    Boost__CheckpointRequest q = BOOST__CHECKPOINT_REQUEST__INIT;
-    const struct core_user user = {.uid = job_of(l->w, l->id)->uid, .name = "u"};
-    q.has_what = q.has_step = true;
-    q.what = what;
-    q.step = step;
-    l->w->replies = 0;
-    core_checkpoint(l->w->core, job_of(l->w, l->id), &q, &user, on_asked, l->w);
-    pump(l->w);
 }
 
 /* Of those that wait. */
@@ -125,8 +76,8 @@ static void a_commit_is_shown_when_it_is_durable(void **state)
     (void)state;
     struct life *l = begin(1);
     job_of(l->w, l->id)->restarts_used = 2; /* an earlier attempt's, in its row with the next change */
-    ask(l, PIN, 20);
-    ask(l, UNPIN, 20);
+    ask_ckpt(l->w, l->id, PIN, 20, NULL);
+    ask_ckpt(l->w, l->id, UNPIN, 20, NULL);
     commit_held_back(l, 40);
     assert_int_equal(row(l, 40), CKPT(WRITING));
     assert_int_equal(shown(l, 40)->state, CKPT(WRITING));
@@ -145,7 +96,7 @@ static void a_commit_is_shown_when_it_is_durable(void **state)
     assert_int_equal(last_shown(l), 40);
     assert_int_equal(core_show(l->w->core, job_of(l->w, l->id), &l->mem)->restarts_used, 0);
     assert_int_equal(l->a->deletes, 1);
-    end(l);
+    life_end(l);
 }
 
 static void a_crash_leaves_what_was_shown(void **state)
@@ -163,7 +114,7 @@ static void a_crash_leaves_what_was_shown(void **state)
     pump(l->w);
     assert_int_equal(shown(l, 40)->state, CKPT(COMMITTED));
     assert_int_equal(shown(l, 20)->state, CKPT(DELETED));
-    end(l);
+    life_end(l);
 }
 
 static void a_full_disk_of_the_store_commits_nothing(void **state)
@@ -180,7 +131,7 @@ static void a_full_disk_of_the_store_commits_nothing(void **state)
     l->w->store->sick = 0;
     pump(l->w);
     assert_int_equal(shown(l, 40)->state, CKPT(COMMITTED));
-    end(l);
+    life_end(l);
 }
 
 static void a_refused_commit_is_shown_when_it_is_written_after_all(void **state)
@@ -196,7 +147,7 @@ static void a_refused_commit_is_shown_when_it_is_written_after_all(void **state)
     assert_int_equal(row(l, 40), CKPT(COMMITTED));
     assert_int_equal(shown(l, 40)->state, CKPT(COMMITTED));
     assert_int_equal(shown(l, 20)->state, CKPT(DELETED));
-    end(l);
+    life_end(l);
 }
 
 static void pins_are_shown_when_they_are_durable(void **state)
@@ -205,7 +156,7 @@ static void pins_are_shown_when_they_are_durable(void **state)
     struct life *l = begin(1);
     for (int on = 1; on >= 0; on--) {
         l->w->store->stuck = true;
-        ask(l, on ? PIN : UNPIN, 20);
+        ask_ckpt(l->w, l->id, on ? PIN : UNPIN, 20, NULL);
         assert_int_equal(l->w->replies, 0);
         assert_int_equal(shown(l, 20)->pinned, !on);
         l->w->store->stuck = false;
@@ -213,7 +164,7 @@ static void pins_are_shown_when_they_are_durable(void **state)
         assert_int_equal(l->w->replies, 1);
         assert_int_equal(shown(l, 20)->pinned, on);
     }
-    end(l);
+    life_end(l);
 }
 
 static void a_deletion_is_shown_when_it_is_durable(void **state)
@@ -223,7 +174,7 @@ static void a_deletion_is_shown_when_it_is_durable(void **state)
     say_checkpoint(l->w, l->a, l->x, 40);
     pump(l->w);
     l->w->store->stuck = true;
-    ask(l, RM, 20);
+    ask_ckpt(l->w, l->id, RM, 20, NULL);
     assert_int_equal(l->w->replies, 0);
     assert_int_equal(shown(l, 20)->state, CKPT(COMMITTED));
     assert_int_equal(l->a->deletes, 0);
@@ -237,7 +188,7 @@ static void a_deletion_is_shown_when_it_is_durable(void **state)
     l->w->store->stuck = false;
     pump(l->w);
     assert_int_equal(shown(l, 20)->state, CKPT(DELETED));
-    end(l);
+    life_end(l);
 }
 
 /* The commit is refused, the change behind it is not: what it had made superfluous is still needed. */
@@ -245,13 +196,13 @@ static void no_older_one_goes_for_one_that_is_not_durable(void **state)
 {
     (void)state;
     struct life *l = begin(1);
-    ask(l, PIN, 20);
+    ask_ckpt(l->w, l->id, PIN, 20, NULL);
     assert_int_equal(shown(l, 20)->pinned, 1);
     commit_held_back(l, 40);
-    ask(l, RM, 20);
+    ask_ckpt(l->w, l->id, RM, 20, NULL);
     assert_int_equal(l->w->reply_rc, ERR_REFUSED); /* pinned */
-    ask(l, UNPIN, 20);
-    ask(l, RM, 20);
+    ask_ckpt(l->w, l->id, UNPIN, 20, NULL);
+    ask_ckpt(l->w, l->id, RM, 20, NULL);
     assert_int_equal(l->w->reply_rc, ERR_REFUSED);
     assert_says(l->w->reply_text, "is the only one that job 1 can go on from");
     store_one(l, ERR_NOMEM); /* the commit */
@@ -264,7 +215,7 @@ static void no_older_one_goes_for_one_that_is_not_durable(void **state)
     advance(l->w, 2000); /* all is written again */
     assert_int_equal(shown(l, 40)->state, CKPT(COMMITTED));
     assert_int_equal(shown(l, 20)->state, CKPT(DELETED));
-    end(l);
+    life_end(l);
 }
 
 static void what_a_job_began_from_stays_until_its_own_is_durable(void **state)
@@ -287,16 +238,16 @@ static void what_a_job_began_from_stays_until_its_own_is_durable(void **state)
     l->x = newest(l->w, l->a, second);
     commit_held_back(l, 40);
     l->id = first;
-    ask(l, RM, step);
+    ask_ckpt(l->w, l->id, RM, step, NULL);
     assert_int_equal(l->w->replies, 1);
     assert_int_equal(l->w->reply_rc, ERR_REFUSED);
     assert_says(l->w->reply_text, "is in use");
     l->w->store->stuck = false;
     pump(l->w);
-    ask(l, RM, step);
+    ask_ckpt(l->w, l->id, RM, step, NULL);
     assert_int_equal(l->w->reply_rc, ERR_OK);
     assert_int_equal(shown(l, step)->state, CKPT(DELETED));
-    end(l);
+    life_end(l);
 }
 
 static bool any(const struct job *job, const void *arg)
@@ -332,7 +283,7 @@ static void an_end_is_shown_when_it_is_durable(void **state)
     assert_true(s->has_ended_wall_ns);
     assert_int_equal(core_select(l->w->core, true, any, NULL, &ids), 0);
     free(ids);
-    end(l);
+    life_end(l);
 }
 
 int main(void)
