@@ -10,6 +10,7 @@
 #include "proto/base/clock.h"
 
 enum { PART_BYTES = 8 << 20, URL_MAX = 16 << 10, KEY_TEXT = 1100, SKEW_S = 900 };
+static const char no_store_hint[] = "what answers there is no object store: set s3_endpoint of agent.conf to one";
 
 /* ---- names ---- */
 
@@ -209,10 +210,16 @@ static bool learn_region(struct s3 *s, const struct http_call *call)
     return true;
 }
 
-/* A bucket that is not there, or another server that knows of none, says nothing about what is in it. */
+/* A bucket that is not there says nothing about what is in it. */
 static bool no_bucket(const struct s3_url *at, const struct http_call *call, const char *code)
 {
     return call->status == 404 && (!strcmp(code, "NoSuchBucket") || !*at->key);
+}
+
+/* Nor does a server that is no object store: those say why. To HEAD nothing can be said. */
+static bool no_store(const struct http_call *call, const char *code)
+{
+    return call->status == 404 && !*code && strcmp(call->method, "HEAD") != 0;
 }
 
 static void hint_of_refusal(const struct s3 *s, const struct s3_url *at, const struct http_call *call, const char *code,
@@ -234,6 +241,8 @@ static void hint_of_refusal(const struct s3 *s, const struct s3_url *at, const s
         error_hint(err, "check the keys in the file of s3_credentials, and what they may do with this bucket");
     else if (no_bucket(at, call, code))
         error_hint(err, "make the bucket %s, or set s3_endpoint and s3_region of agent.conf to where it is", at->bucket);
+    else if (no_store(call, code))
+        error_hint(err, "%s", no_store_hint);
 }
 
 /* What the store said, as an error. Only code and message of its answer: others repeat parts of the request. */
@@ -246,7 +255,8 @@ static int refusal(const struct s3 *s, const struct s3_url *at, const struct htt
     for (char *p = message; *p; p++)
         if ((unsigned char)*p < ' ' || *p == 127)
             *p = ' ';
-    enum error_code rc = no_bucket(at, call, code)        ? ERR_REFUSED
+    bool elsewhere = no_bucket(at, call, code) || no_store(call, code);
+    enum error_code rc = elsewhere                        ? ERR_REFUSED
                          : status == 404                  ? ERR_NOT_FOUND
                          : status == 401 || status == 403 ? ERR_REFUSED
                          : http_transient(ERR_OK, status) ? ERR_UNREACHABLE
@@ -254,6 +264,15 @@ static int refusal(const struct s3 *s, const struct s3_url *at, const struct htt
     error_set(err, rc, "status %d%s%s%s%s", status, *code ? " " : "", code, *message ? ": " : "", message);
     hint_of_refusal(s, at, call, code, err);
     return rc;
+}
+
+int s3_answer_of(const struct s3 *s, const char *name, struct xml_span *out, struct error *err)
+{
+    struct xml_span all = s3_answer(s);
+    if (xml_next(&all, name, out))
+        return ERR_OK;
+    error_set(err, ERR_REFUSED, "the answer is no %s", name);
+    return error_hint(err, "%s", no_store_hint);
 }
 
 int s3_request(struct s3 *s, const struct s3_url *at, const struct sigv4_pair *query, size_t n_query,
@@ -360,10 +379,12 @@ int s3_list(struct s3 *s, const struct s3_url *prefix, s3_each_fn each, void *ar
     do {
         struct sigv4_pair query[3] = {{"list-type", "2"}, {"prefix", prefix->key}, {"continuation-token", token}};
         struct http_call call = {.method = "GET", .fd = -1};
+        struct xml_span at, one;
         rc = s3_request(s, &bucket, query, *token ? 3 : 2, NULL, &call, err);
+        if (!rc && (rc = s3_answer_of(s, "ListBucketResult", &at, err)))
+            rc = error_context(err, "GET s3://%s/", prefix->bucket);
         if (rc)
             return rc;
-        struct xml_span at = s3_answer(s), one;
         while (!rc && xml_next(&at, "Contents", &one)) {
             if (xml_text(one, "Key", key, sizeof key))
                 rc = each(arg, key, xml_number(one, "Size"), err);

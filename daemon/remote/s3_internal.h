@@ -26,5 +26,7 @@ MUST_USE int s3_request(struct s3 *s, const struct s3_url *at, const struct sigv
                         const char *crc32c, struct http_call *call, struct error *err);
 /* Of s->text. */
 struct xml_span s3_answer(const struct s3 *s);
+/* The content of its outermost element. ERR_REFUSED: it is not called so, whoever has answered. */
+MUST_USE int s3_answer_of(const struct s3 *s, const char *name, struct xml_span *out, struct error *err);
 
 #endif

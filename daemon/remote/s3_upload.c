@@ -86,7 +86,10 @@ static int each_upload(struct s3 *s, const struct s3_url *prefix, upload_fn each
         struct sigv4_pair query[] = {{"uploads", ""}, {"prefix", prefix->key}, {"key-marker", key_marker},
                                      {"upload-id-marker", id_marker}};
         struct http_call call = {.method = "GET", .fd = -1};
+        struct xml_span answer;
         rc = s3_request(s, &bucket, query, *key_marker ? 4 : 2, NULL, &call, err);
+        if (!rc && (rc = s3_answer_of(s, "ListMultipartUploadsResult", &answer, err)))
+            rc = error_context(err, "GET s3://%s/?uploads", bucket.bucket);
         buffer_clear(&page);
         if (!rc && buffer_append(&page, s->text.data, s->text.len))
             rc = error_set(err, ERR_NOMEM, "no memory for a list of uploads");

@@ -95,6 +95,10 @@ def test_a_bucket_that_is_not_there_has_lost_no_copy(c):
     c.ok("release", job)
     wait_until(lambda: "NoSuchBucket" in c.status(job)["info"], 20, "what the job waits for")
     store.buckets.add("models")
+    store.faults[:] = [{"status": 404, "body": "<html>nothing here</html>", "times": 10_000}]  # another server
+    wait_until(lambda: "status 404" in c.status(job)["info"] and "NoSuchBucket" not in c.status(job)["info"], 20, "that")
+    assert copy_of(old["path"]) and all(not k.get("note") for k in rows(c, job, "COMMITTED"))
+    store.faults[:] = []
     wait_until(lambda: not rows(c, job, "DELETING") and not copy_of(old["path"]), 30, "the deletion")
     c.wait_state(job, "COMPLETED")
     assert attempts(c, job)[-1]["from_step"] == newest["step"], attempts(c, job)

@@ -6,10 +6,10 @@
 
 In a test: `with Store() as s:` gives s.url, s.objects {(bucket, key): bytes}, s.uploads, s.requests, s.faults.
 A fault is a dict: `method` and `match` (a piece of path and query) say which requests, `times` how often (1), `skip` how
-many go through first; then `status` (with `retry_after`, or `retry_after_date`, seconds from now as a date; `location`),
-`cut` (the connection is closed after so many bytes of the body, of the request or of the answer), `delay` (seconds before
-the answer), `drip` (so many bytes of an object every tenth of a second), `etag`, `no_range` (of an object), `clock` (seconds
-that its Date is off). Unsigned, for programs: PUT /-/faults with a JSON list, PUT /-/region with the one that signatures
+many go through first; then `status` (with `code` or all of the `body`; `retry_after`, or `retry_after_date`, seconds from now
+as a date; `location`), `cut` (the connection is closed after so many bytes of the body, of the request or of the answer),
+`delay` (seconds before the answer), `drip` (so many bytes of an object every tenth of a second), `etag`, `no_range` (of an
+object), `clock` (seconds that its Date is off). Unsigned, for programs: PUT /-/faults with a JSON list, PUT /-/region with the one that signatures
 have to name, GET /-/requests, PUT /-/plain/NAME, and GET of the same, which knows ranges.
 """
 import hashlib, hmac, http.client, json, re, ssl, subprocess, sys, threading, time, urllib.parse
@@ -94,7 +94,8 @@ class Handler(BaseHTTPRequestHandler):
                 after = [("Retry-After", super().date_time_string(time.time() + fault["retry_after_date"]))]
             if "location" in fault:
                 after = [("Location", fault["location"])]
-            self.answer(fault["status"], error_xml(fault.get("code", "SlowDown"), "please reduce your request rate"), after)
+            text = error_xml(fault.get("code", "SlowDown"), "please reduce your request rate")
+            self.answer(fault["status"], fault.get("body", text), after)
             return
         if path.startswith("/-/plain/"):
             self.plain(path, body, fault)

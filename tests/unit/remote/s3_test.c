@@ -130,6 +130,31 @@ static void test_a_bucket_that_is_not_there(void **state)
     s3_close(s);
 }
 
+/* An endpoint that is another server: whatever it answers, nothing is gone and nothing is deleted. */
+static void test_a_server_that_is_no_store(void **state)
+{
+    struct s3 *s = client();
+    struct s3_url at = {.bucket = "models", .key = "elsewhere/1"};
+    struct s3_object object;
+    struct buffer text;
+    int count_of = 0;
+    (void)state;
+    buffer_init(&text, 1000);
+    faults("[{\"status\":404,\"code\":\"\",\"times\":100}]");
+    assert_int_equal(s3_get_text(s, &at, &text, &err), ERR_REFUSED);
+    assert_non_null(strstr(err.hint, "no object store"));
+    assert_int_equal(s3_delete(s, &at, &err), ERR_REFUSED);
+    assert_int_equal(s3_head(s, &at, &object, &err), ERR_NOT_FOUND); /* which has no room for a reason */
+    faults("[{\"status\":200,\"body\":\"<html>welcome</html>\",\"times\":100}]");
+    assert_int_equal(s3_list(s, &at, none, NULL, &err), ERR_REFUSED);
+    assert_non_null(strstr(err.message, "s3://models/"));
+    assert_non_null(strstr(err.hint, "no object store"));
+    assert_int_equal(s3_abort_uploads(s, &at, NULL, &count_of, &err), ERR_REFUSED);
+    faults("[]");
+    buffer_free(&text);
+    s3_close(s);
+}
+
 static void test_failures_that_pass(void **state)
 {
     struct s3 *s = client();
@@ -285,6 +310,7 @@ int main(void)
         cmocka_unit_test(test_in_parts_and_back),
         cmocka_unit_test(test_small_ones_listed_and_deleted),
         cmocka_unit_test(test_a_bucket_that_is_not_there),
+        cmocka_unit_test(test_a_server_that_is_no_store),
         cmocka_unit_test(test_failures_that_pass),
         cmocka_unit_test(test_an_upload_that_was_cut_goes_on),
         cmocka_unit_test(test_an_upload_given_up_by_others_begins_anew),
