@@ -246,6 +246,7 @@ int core_agent_register(struct core *c, const Boost__Register *msg, struct error
     reconcile(c, n, msg);
     if (another)
         mirrors_hurry(c);
+    checkpoints_hurry(c);
     c->schedule = true;
     c->work = true;
     due_at(c, n->last_seen + c->suspect_ns);

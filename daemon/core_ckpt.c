@@ -117,6 +117,11 @@ static int copy_all(struct core *c, struct job *job, struct tool_call *x, struct
 
 static int delete(struct core *c, struct job *job, struct checkpoint *k, struct tool_call *x, struct error *err)
 {
+    snprintf(x->text, sizeof x->text, "checkpoint of step %" PRId64 " is being deleted", k->step);
+    if (k->state == CKPT(DELETING)) {
+        checkpoint_hurry(c, k);
+        return ERR_OK;
+    }
     if (k->pinned) {
         error_set(err, ERR_REFUSED, "the checkpoint of step %" PRId64 " is pinned", k->step);
         return error_hint(err, "boostctl ckpt unpin %" PRId64 "@%" PRId64, job->id, k->step);
@@ -139,7 +144,6 @@ static int delete(struct core *c, struct job *job, struct checkpoint *k, struct 
     checkpoints_renew(job);
     add_event(c, job, k->attempt, NULL, x->actor, "checkpoint-removed", "checkpoint of step %" PRId64 " is deleted",
               k->step);
-    snprintf(x->text, sizeof x->text, "checkpoint of step %" PRId64 " is being deleted", k->step);
     return ERR_OK;
 }
 
@@ -333,13 +337,17 @@ static int check(struct core *c, const struct job *job, const Boost__CheckpointR
     return writes ? check_place(c, r->to, err) : ERR_OK;
 }
 
-/* The one that is named: of several attempts the last; damaged ones too, but where the newest is asked for. */
+/* The one that is named: of several attempts the last; damaged ones too, but where the newest is asked for, and to be
+ * deleted also those of which that is under way. */
 static int choose(const struct job *job, const Boost__CheckpointRequest *r, struct checkpoint **out, struct error *err)
 {
     int rc = checkpoint_choose(job, r->has_step ? r->step : -1, out, err);
-    for (int i = 0; rc && r->has_step && i < job->n_checkpoints; i++)
-        if (job->checkpoints[i]->step == r->step && job->checkpoints[i]->state == CKPT(COMMITTED))
-            *out = job->checkpoints[i];
+    for (int n = 0; rc && r->has_step && n < job->n_checkpoints; n++) {
+        struct checkpoint *k = job->checkpoints[n];
+        bool going = k->state == CKPT(DELETING) && r->what == WHAT(RM) && !(*out && (*out)->state == CKPT(COMMITTED));
+        if (k->step == r->step && (k->state == CKPT(COMMITTED) || going))
+            *out = k;
+    }
     return *out ? ERR_OK : rc;
 }
 

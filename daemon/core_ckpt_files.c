@@ -171,6 +171,7 @@ static void copy_stays(struct core *c, struct job *job, struct checkpoint *k, co
 static void files_stay(struct core *c, struct job *job, struct checkpoint *k, const char *node, const struct error *err)
 {
     k->tries++;
+    k->away = true;
     if (k->state == CKPT(DELETING) && !(k->note && strstr(k->note, waits_mark))) {
         add_wait(&k->note, err);
         mark_checkpoint(c, job, k);
@@ -190,10 +191,11 @@ static void delete_done(struct core *c, struct task *t, int rc, const struct err
         files_stay(c, job, k, t->node->name, err);
         return;
     }
-    if (reply && drop_wait(k->note)) { /* the file system is back */
+    if (reply && k->away) /* the file system is back */
         k->tries = 0;
+    k->away = k->away && !reply;
+    if (reply && drop_wait(k->note))
         mark_checkpoint(c, job, k);
-    }
     /* Of a copy it also counts that its store cannot be reached: the agent has tried for a while. */
     bool copy = reply && k->mirror && rc != ERR_CANCELLED;
     bool done = rc == ERR_OK || rc == ERR_NOT_FOUND;
@@ -262,6 +264,20 @@ void checkpoints_work(struct core *c, struct job *job)
             try_again(c, k);
     }
     mirror_work(c, job);
+}
+
+void checkpoint_hurry(struct core *c, struct checkpoint *k)
+{
+    if (k->away)
+        k->retry_due = 0;
+    c->work = c->work || k->away;
+}
+
+void checkpoints_hurry(struct core *c)
+{
+    for (struct job *job = c->working.head; job; job = job->working.next)
+        for (int i = 0; i < job->n_checkpoints; i++)
+            checkpoint_hurry(c, job->checkpoints[i]);
 }
 
 void checkpoints_run(struct core *c)

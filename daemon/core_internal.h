@@ -612,6 +612,9 @@ void checkpoint_failed(struct core *c, struct job *job, struct checkpoint *k, co
 bool checkpoint_file_work(const struct job *job);       /* whether it belongs to c->working */
 void checkpoints_work(struct core *c, struct job *job); /* sends the tasks that are due */
 void checkpoints_run(struct core *c);                   /* all that have work; their next tries are due_at() */
+/* A deletion that waits for its file system is tried now. */
+void checkpoint_hurry(struct core *c, struct checkpoint *k);
+void checkpoints_hurry(struct core *c); /* all of these: a node that comes may have it */
 
 /* ---- core_mirror.c: copies in an object store ------------------------------------------- */
 

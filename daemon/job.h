@@ -185,6 +185,7 @@ struct checkpoint {
     uint64_t task; /* manifest or delete under way, 0 = none */
     int64_t retry_due;
     int tries;
+    bool away; /* its deletion waits for its file system; memory only */
     Boost__MirrorState__Value mirror;
     char *mirror_url, *mirror_note;
     uint64_t mirror_task; /* a copy is being made, 0 = none */

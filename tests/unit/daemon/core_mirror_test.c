@@ -236,6 +236,60 @@ static void files_that_are_not_mounted_are_waited_for(void **state)
     life_end(r);
 }
 
+/* Neither whoever asks for it again has to wait, nor who brings the file system back with a node. */
+static void a_deletion_that_waits_is_tried_at_once_when_somebody_comes(void **state)
+{
+    (void)state;
+    struct run *r = begin(1);
+    commit(r, 10);
+    r->a->delete_code = ERR_BUSY;
+    r->a->failure_text = "/ckpt is not there: is its file system mounted?";
+    commit(r, 20);
+    commit(r, 30);
+    advance(r->w, 24 * 3600 * 1000);
+    assert_int_equal(ckpt(r->w, r->id, 10, 1)->state, CKPT(DELETING));
+    r->a->delete_code = ERR_OK;
+    Boost__CheckpointRequest q = BOOST__CHECKPOINT_REQUEST__INIT;
+    q.has_what = q.has_step = true;
+    q.what = BOOST__CHECKPOINT_REQUEST__WHAT__RM;
+    q.step = 10;
+    core_checkpoint(r->w->core, job_of(r->w, r->id), &q, &user_ann, on_asked, NULL);
+    pump(r->w);
+    assert_int_equal(asked_rc, ERR_OK);
+    advance(r->w, 1000);
+    assert_int_equal(ckpt(r->w, r->id, 10, 1)->state, CKPT(DELETED));
+    assert_int_equal(ckpt(r->w, r->id, 20, 1)->state, CKPT(DELETING));
+    disconnect(r->w, r->a);
+    join_world(r->w, r->a);
+    advance(r->w, 1000);
+    assert_int_equal(ckpt(r->w, r->id, 20, 1)->state, CKPT(DELETED));
+    end(r);
+}
+
+/* What was waited for is no try: one that was given up has all of them, as one that was committed. */
+static void one_that_was_given_up_has_all_its_tries_after_the_wait(void **state)
+{
+    (void)state;
+    struct run *r = begin(1);
+    commit(r, 10);
+    r->a->delete_code = ERR_BUSY;
+    r->a->failure_text = "/ckpt is not there: is its file system mounted?";
+    say_step(r->w, r->a, r->x, 20);
+    say_shard(r->w, r->a, r->x, 0, 20, "/ckpt is not there");
+    say_shard(r->w, r->a, r->x, 1, 20, "/ckpt is not there");
+    advance(r->w, 24 * 3600 * 1000);
+    assert_int_equal(ckpt(r->w, r->id, 20, 1)->state, CKPT(ABANDONED));
+    assert_true(r->a->deletes > 20);
+    r->a->delete_code = ERR_IO;
+    for (int before = r->a->deletes; r->a->deletes == before;)
+        advance(r->w, 1000);
+    r->a->delete_code = ERR_OK;
+    advance(r->w, 60 * 1000);
+    assert_string_equal(ckpt(r->w, r->id, 20, 1)->path, "");
+    assert_int_equal(count_events(r->w, r->id, "checkpoint-not-deleted"), 0);
+    end(r);
+}
+
 static void an_agent_that_goes_is_no_failure(void **state)
 {
     (void)state;
@@ -265,6 +319,8 @@ int main(void)
         cmocka_unit_test(how_far_it_is_shows),
         cmocka_unit_test(an_outage_leaves_no_copy_behind),
         cmocka_unit_test(files_that_are_not_mounted_are_waited_for),
+        cmocka_unit_test(a_deletion_that_waits_is_tried_at_once_when_somebody_comes),
+        cmocka_unit_test(one_that_was_given_up_has_all_its_tries_after_the_wait),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
