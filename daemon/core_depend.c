@@ -44,7 +44,8 @@ enum depend job_depends(struct core *c, const struct job *job, char *text, size_
             return d;
         }
         if (d == DEPEND_WAITS && !waits++ && text)
-            snprintf(text, cap, "%s: job %" PRId64 " (%s) is %s", after, on->id, on->name, job_state_name(on->state));
+            snprintf(text, cap, "%s: job %" PRId64 " (%s) is %s", after, on->id, on->name,
+                     job_state_name(job_shown_state(on)));
         if (waits && !text)
             break;
     }

@@ -397,7 +397,8 @@ static Boost__AttemptInfo *attempt_info(const struct job *job, struct attempt *a
 }
 
 /* State, pin and copy are those that outlive a crash of now: who has seen them may count on them. */
-static Boost__CheckpointInfo *checkpoint_info(struct core *c, const struct checkpoint *k, struct arena *mem)
+static Boost__CheckpointInfo *checkpoint_info(struct core *c, const struct job *job, const struct checkpoint *k,
+                                              struct arena *mem)
 {
     Boost__CheckpointInfo *x = arena_alloc(mem, sizeof *x);
     if (!x)
@@ -415,7 +416,9 @@ static Boost__CheckpointInfo *checkpoint_info(struct core *c, const struct check
     for (int r = 0; r < k->world; r++)
         x->bytes += k->shards[r].have ? k->shards[r].bytes : 0;
     x->wall_ns = k->durable.changed_ns ? k->durable.changed_ns : k->changed_ns;
-    bool waits = k->state == CKPT(COMMITTED) && x->state == CKPT(WRITING);
+    bool waits = x->state == CKPT(WRITING) &&
+                 (k->state == CKPT(COMMITTED) ||
+                  (k->state == CKPT(WRITING) && k->n_shards == k->world && !k->task && job->unsettled)); /* its manifest waits too */
     const char *note = waits ? "all of it is there: COMMITTED as soon as state.db is written" : k->note;
     x->note = arena_strdup(mem, note ? note : "");
     x->mirror_note = arena_strdup(mem, k->mirror_note ? k->mirror_note : "");
@@ -440,7 +443,7 @@ static bool checkpoint_list(struct core *c, const struct job *job, struct arena 
     *out = arena_alloc(mem, (size_t)(job->n_checkpoints + 1) * sizeof **out);
     *n = 0;
     for (int i = 0; *out && i < job->n_checkpoints; i++) {
-        (*out)[i] = checkpoint_info(c, job->checkpoints[i], mem);
+        (*out)[i] = checkpoint_info(c, job, job->checkpoints[i], mem);
         if (!(*out)[i])
             return false;
         (*n)++;

@@ -40,7 +40,8 @@ static int check(const struct core *c, const struct job *job, const Boost__Updat
     if (rc)
         return rc;
     if (job_state_terminal(job->state))
-        return error_set(err, ERR_REFUSED, "job %" PRId64 " is %s: it has ended", job->id, job_state_name(job->state));
+        return error_set(err, ERR_REFUSED, "job %" PRId64 " is %s: %s", job->id,
+                         job_state_name(job_shown_state(job)), job_ended_text(job));
     if (what->has_priority && (what->priority < 0 || what->priority >= PRIORITIES)) {
         error_set(err, ERR_INVALID, "priority = %d is not in 0 to 100", what->priority);
         return error_hint(err, "higher is placed first");

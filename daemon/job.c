@@ -154,6 +154,11 @@ Boost__JobState__Value job_shown_state(const struct job *job)
     return ends ? job->durable.state : job->state;
 }
 
+const char *job_ended_text(const struct job *job)
+{
+    return job_shown_state(job) == job->state ? "it has ended" : "it ends as soon as state.db is written";
+}
+
 struct checkpoint *job_checkpoint(const struct job *job, int64_t step, int attempt)
 {
     /* The newest ones are asked for most. */

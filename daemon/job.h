@@ -277,6 +277,8 @@ struct job {
 
 /* What people are told: that a job has ended when its row says so, since it may not come back to life then. */
 Boost__JobState__Value job_shown_state(const struct job *job);
+/* Of one that has ended, for who wants something of it: "it has ended", or what that waits for. */
+const char *job_ended_text(const struct job *job);
 /* The newest attempt while it is not closed, else NULL. */
 struct attempt *job_live_attempt(const struct job *job);
 struct attempt *job_attempt(const struct job *job, int number); /* NULL: no such one */

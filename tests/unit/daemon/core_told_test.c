@@ -134,6 +134,26 @@ static void a_full_disk_of_the_store_commits_nothing(void **state)
     life_end(l);
 }
 
+/* No manifest is asked for before the rows of its shards are there: the usual way to wait. */
+static void a_full_disk_of_the_store_is_said_of_shards_too(void **state)
+{
+    (void)state;
+    struct life *l = begin(1);
+    l->w->store->stuck = true;
+    l->w->store->sick = ERR_NOSPACE;
+    say_step(l->w, l->a, l->x, 40);
+    say_checkpoint(l->w, l->a, l->x, 40);
+    advance(l->w, 60000);
+    assert_int_equal(job_checkpoint(job_of(l->w, l->id), 40, 1)->state, CKPT(WRITING));
+    assert_says(shown(l, 40)->note, "COMMITTED as soon as state.db is written");
+    l->w->store->stuck = false;
+    l->w->store->sick = 0;
+    pump(l->w);
+    assert_int_equal(shown(l, 40)->state, CKPT(COMMITTED));
+    assert_string_equal(shown(l, 40)->note, "");
+    end(l);
+}
+
 static void a_refused_commit_is_shown_when_it_is_written_after_all(void **state)
 {
     (void)state;
@@ -264,6 +284,11 @@ static void an_end_is_shown_when_it_is_durable(void **state)
     struct life *l = begin(1);
     Boost__JobSummary *s;
     int64_t *ids = NULL;
+    Boost__JobSpec *behind = spec_new(&l->mem);
+    char *after[] = {"afternotok:1"};
+    behind->n_after = 1;
+    behind->after = after;
+    int64_t waits = submit_spec(l->w, behind, false);
     l->a->obeys_kill = false;
     assert_int_equal(control(l->w, CANCEL, l->id, true), ERR_OK);
     l->w->store->stuck = true;
@@ -274,14 +299,20 @@ static void an_end_is_shown_when_it_is_durable(void **state)
     assert_int_equal(s->state, STATE(STOPPING));
     assert_false(s->has_ended_wall_ns);
     assert_says(s->info, "to CANCELLED as soon as state.db is written");
-    assert_int_equal(core_select(l->w->core, true, any, NULL, &ids), 1);
+    assert_int_equal(core_select(l->w->core, true, any, NULL, &ids), 2);
     free(ids);
+    /* Nor is anybody else told of it. */
+    assert_says(core_summary(l->w->core, job_of(l->w, waits), &l->mem)->info, "is STOPPING");
+    assert_int_equal(control(l->w, CANCEL, l->id, true), ERR_REFUSED);
+    assert_string_equal(l->w->reply_text, "job 1 is STOPPING: it ends as soon as state.db is written");
+    assert_int_equal(control(l->w, HOLD, l->id, true), ERR_REFUSED);
+    assert_string_equal(l->w->reply_text, "job 1 is STOPPING: it ends as soon as state.db is written");
     l->w->store->stuck = false;
     pump(l->w);
     s = core_summary(l->w->core, job_of(l->w, l->id), &l->mem);
     assert_int_equal(s->state, STATE(CANCELLED));
     assert_true(s->has_ended_wall_ns);
-    assert_int_equal(core_select(l->w->core, true, any, NULL, &ids), 0);
+    assert_int_equal(core_select(l->w->core, true, any, NULL, &ids), 1);
     free(ids);
     life_end(l);
 }
@@ -292,6 +323,7 @@ int main(void)
         cmocka_unit_test(a_commit_is_shown_when_it_is_durable),
         cmocka_unit_test(a_crash_leaves_what_was_shown),
         cmocka_unit_test(a_full_disk_of_the_store_commits_nothing),
+        cmocka_unit_test(a_full_disk_of_the_store_is_said_of_shards_too),
         cmocka_unit_test(a_refused_commit_is_shown_when_it_is_written_after_all),
         cmocka_unit_test(pins_are_shown_when_they_are_durable),
         cmocka_unit_test(a_deletion_is_shown_when_it_is_durable),
