@@ -240,7 +240,7 @@ static void files_that_are_not_mounted_are_waited_for(void **state)
 static void a_deletion_that_waits_is_tried_at_once_when_somebody_comes(void **state)
 {
     (void)state;
-    struct run *r = begin(1);
+    struct life *r = begin(1);
     commit(r, 10);
     r->a->delete_code = ERR_BUSY;
     r->a->failure_text = "/ckpt is not there: is its file system mounted?";
@@ -249,13 +249,8 @@ static void a_deletion_that_waits_is_tried_at_once_when_somebody_comes(void **st
     advance(r->w, 24 * 3600 * 1000);
     assert_int_equal(ckpt(r->w, r->id, 10, 1)->state, CKPT(DELETING));
     r->a->delete_code = ERR_OK;
-    Boost__CheckpointRequest q = BOOST__CHECKPOINT_REQUEST__INIT;
-    q.has_what = q.has_step = true;
-    q.what = BOOST__CHECKPOINT_REQUEST__WHAT__RM;
-    q.step = 10;
-    core_checkpoint(r->w->core, job_of(r->w, r->id), &q, &user_ann, on_asked, NULL);
-    pump(r->w);
-    assert_int_equal(asked_rc, ERR_OK);
+    ask_ckpt(r->w, r->id, BOOST__CHECKPOINT_REQUEST__WHAT__RM, 10, NULL);
+    assert_int_equal(r->w->reply_rc, ERR_OK);
     advance(r->w, 1000);
     assert_int_equal(ckpt(r->w, r->id, 10, 1)->state, CKPT(DELETED));
     assert_int_equal(ckpt(r->w, r->id, 20, 1)->state, CKPT(DELETING));
@@ -263,14 +258,14 @@ static void a_deletion_that_waits_is_tried_at_once_when_somebody_comes(void **st
     join_world(r->w, r->a);
     advance(r->w, 1000);
     assert_int_equal(ckpt(r->w, r->id, 20, 1)->state, CKPT(DELETED));
-    end(r);
+    life_end(r);
 }
 
 /* What was waited for is no try: one that was given up has all of them, as one that was committed. */
 static void one_that_was_given_up_has_all_its_tries_after_the_wait(void **state)
 {
     (void)state;
-    struct run *r = begin(1);
+    struct life *r = begin(1);
     commit(r, 10);
     r->a->delete_code = ERR_BUSY;
     r->a->failure_text = "/ckpt is not there: is its file system mounted?";
@@ -287,7 +282,7 @@ static void one_that_was_given_up_has_all_its_tries_after_the_wait(void **state)
     advance(r->w, 60 * 1000);
     assert_string_equal(ckpt(r->w, r->id, 20, 1)->path, "");
     assert_int_equal(count_events(r->w, r->id, "checkpoint-not-deleted"), 0);
-    end(r);
+    life_end(r);
 }
 
 static void an_agent_that_goes_is_no_failure(void **state)
