@@ -104,6 +104,7 @@ void job_table_row(struct table *t, const Boost__JobSummary *s, bool wide);
 void totals_print(FILE *out, const Boost__Totals *t);
 
 /* ---- ctl_ckpt.c, for show too ---- */
+bool checkpoint_listed(const Boost__CheckpointInfo *c); /* it is there, or will be */
 void checkpoint_table(const struct ctl *ctl, Boost__CheckpointInfo *const *list, size_t n, int indent);
 
 /* ---- verbs -------------------------------------------------------------------- */

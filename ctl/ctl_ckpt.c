@@ -65,13 +65,15 @@ void checkpoint_table(const struct ctl *ctl, Boost__CheckpointInfo *const *list,
 
 /* ---- ls ---- */
 
+bool checkpoint_listed(const Boost__CheckpointInfo *c)
+{
+    return c->state != BOOST__CHECKPOINT_STATE__VALUE__DELETED && c->state != BOOST__CHECKPOINT_STATE__VALUE__ABANDONED;
+}
+
 /* Which rows `ckpt ls` shows: what is gone only when asked for. attempt 0: of any. */
 static bool listed(const Boost__CheckpointInfo *c, bool all, long long attempt)
 {
-    if (attempt && c->attempt != attempt)
-        return false;
-    return all || (c->state != BOOST__CHECKPOINT_STATE__VALUE__DELETED &&
-                   c->state != BOOST__CHECKPOINT_STATE__VALUE__ABANDONED);
+    return (!attempt || c->attempt == attempt) && (all || checkpoint_listed(c));
 }
 
 static void print_checkpoints(const struct ctl *ctl, Boost__CheckpointsReply *r, bool all, long long attempt)
@@ -200,6 +202,10 @@ static int fill(struct arena *arena, const struct command *command, char **words
         return (int)err->code;
     if (command->words > 1 && !(body->to = absolute(arena, words[1], err)))
         return (int)err->code;
+    if (command->what == WHAT(VERIFY) && strchr(words[0], '/')) {
+        error_set(err, ERR_USAGE, "ckpt verify takes a job's checkpoint, not a directory");
+        return error_hint(err, "boost-worker ckpt verify %s", words[0]);
+    }
     return directory ? ERR_OK : split(arena, words[0], body, err);
 }
 

@@ -30,6 +30,8 @@ static void show_summary(const struct ctl *ctl, const Boost__ShowReply *r)
     print_line("priority", text);
     if (s->has_step) {
         int used = snprintf(text, sizeof text, "%lld/%lld", (long long)s->step, (long long)s->steps);
+        if (s->has_attempt_step && s->attempt_step < s->step)
+            used += snprintf(text + used, sizeof text - (size_t)used, "  repeats %lld", (long long)s->attempt_step);
         if (s->has_loss)
             used += snprintf(text + used, sizeof text - (size_t)used, "  loss %.4f", s->loss);
         if (s->has_eval_loss)
@@ -172,6 +174,23 @@ static bool is_attempt(const char *ref, const Boost__ShowReply *r)
            isdigit((unsigned char)end[1]) && strspn(end + 1, "0123456789/") == strlen(end + 1);
 }
 
+/* Without those that are gone, which a job of weeks has thousands of. */
+static void show_checkpoints(const struct ctl *ctl, const Boost__ShowReply *r)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < r->n_checkpoints; i++)
+        if (checkpoint_listed(r->checkpoints[i]))
+            r->checkpoints[n++] = r->checkpoints[i];
+    if (!r->n_checkpoints)
+        return;
+    printf("\ncheckpoints\n");
+    if (n)
+        checkpoint_table(ctl, r->checkpoints, n, 2);
+    if (n < r->n_checkpoints)
+        printf("  %zu deleted or given up: boostctl ckpt ls -a %lld\n", r->n_checkpoints - n,
+               (long long)r->summary->id);
+}
+
 static void print_show(const struct ctl *ctl, const Boost__ShowReply *r)
 {
     show_summary(ctl, r);
@@ -181,10 +200,7 @@ static void print_show(const struct ctl *ctl, const Boost__ShowReply *r)
         printf("\ndevices\n");
         device_table(ctl, r->devices, r->n_devices, 2);
     }
-    if (r->n_checkpoints) {
-        printf("\ncheckpoints\n");
-        checkpoint_table(ctl, r->checkpoints, r->n_checkpoints, 2);
-    }
+    show_checkpoints(ctl, r);
     show_stragglers(r);
     show_goodput(r->goodput);
     show_events(r);

@@ -54,7 +54,11 @@ void job_table_row(struct table *t, const Boost__JobSummary *s, bool wide)
             table_cell(t, "-");
         table_cell(t, "%s", s->has_submitted_wall_ns ? clock_rfc3339(s->submitted_wall_ns, when) : "-");
     }
-    table_cell(t, "%s", s->info ? s->info : "");
+    const char *info = s->info ? s->info : "";
+    if (s->has_attempt_step && s->attempt_step < s->step) /* STEP is the highest of any attempt */
+        table_cell(t, "%s; repeats step %lld", info, (long long)s->attempt_step);
+    else
+        table_cell(t, "%s", info);
 }
 
 void totals_print(FILE *out, const Boost__Totals *t)

@@ -97,7 +97,7 @@ static int check_space(const char *dir, int64_t bytes, struct error *err)
     double there = (double)fs.f_bavail * (double)fs.f_frsize;
     if (there >= (double)bytes)
         return ERR_OK;
-    return error_set(err, ERR_NOSPACE, "checkpoint directory %s has room for %.0f MiB, and a checkpoint takes %.0f MiB",
+    return error_set(err, ERR_NOSPACE, "checkpoint directory %s has room for %.1f MiB, and a checkpoint takes %.1f MiB",
                      dir, there / (1 << 20), (double)bytes / (1 << 20));
 }
 

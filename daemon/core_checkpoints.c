@@ -182,12 +182,15 @@ void checkpoint_damaged(struct core *c, struct job *job, struct checkpoint *k, c
     text_set(&k->note, note);
     mark_checkpoint(c, job, k);
     checkpoints_renew(job);
-    const struct checkpoint *before = checkpoints_newest(job, k);
+    bool starts = job->starting && job->starting->candidate == k; /* else a user has asked */
+    const struct checkpoint *next = checkpoints_newest(job, starts ? k : NULL);
     char instead[64];
-    if (before)
-        snprintf(instead, sizeof instead, "the one of step %" PRId64 " is tried", before->step);
+    if (next)
+        snprintf(instead, sizeof instead, starts ? "the one of step %" PRId64 " is tried"
+                                                 : "a resume would take the one of step %" PRId64,
+                 next->step);
     else
-        snprintf(instead, sizeof instead, "no older one is left");
+        snprintf(instead, sizeof instead, starts ? "no older one is left" : "no other one is left");
     add_event(c, job, k->attempt, node, "controller", "checkpoint-damaged",
               "checkpoint of step %" PRId64 " does not verify: %s; %s", k->step, why, instead);
 }

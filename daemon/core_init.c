@@ -211,3 +211,14 @@ int init_still_there(struct core *c, const Boost__JobSpec *resolved, struct erro
         }
     return ERR_OK;
 }
+
+void init_hint_copy(struct core *c, const Boost__JobSpec *resolved, uint32_t uid, struct error *err)
+{
+    const struct checkpoint *k = init_known(c, resolved, uid);
+    bool copied = k && k->durable.mirror == BOOST__MIRROR_STATE__VALUE__MIRRORED;
+    char *url = copied && (err->code == ERR_NOT_FOUND || err->code == ERR_CORRUPT) ? mirror_copy_url(k) : NULL;
+    if (url)
+        error_hint(err, "there is a copy: boostctl submit FILE --set checkpoint.init_from.path=%s --set data.cache_dir=DIR",
+                   url);
+    free(url);
+}

@@ -338,6 +338,8 @@ MUST_USE int init_still_there(struct core *c, const Boost__JobSpec *resolved, st
 bool init_in_use(struct core *c, const struct checkpoint *k);
 /* The checkpoint of some job that init_from names by its directory; NULL: none is known. */
 const struct checkpoint *init_known(struct core *c, const Boost__JobSpec *resolved, uint32_t uid);
+/* The files that init_from names are not there, or not sound: where their copy is, where there is one. */
+void init_hint_copy(struct core *c, const Boost__JobSpec *resolved, uint32_t uid, struct error *err);
 /* The newest committed one of that step, or (-1) of any; ERR_NOT_FOUND names the steps that there are. */
 MUST_USE int checkpoint_choose(const struct job *job, int64_t step, struct checkpoint **out, struct error *err);
 

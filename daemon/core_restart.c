@@ -226,9 +226,14 @@ static void restart_ended(struct core *c, struct job *job, const Boost__JobSpec 
     arena_init(&mem, 64 << 20);
     Boost__JobSpec *again = (Boost__JobSpec *)reflect_copy(&mem, spec ? &spec->base : &job->spec->base);
     Boost__InitFrom *init = arena_alloc(&mem, sizeof *init);
+    const char *began = init_path(job->spec), *asked = spec ? init_path(spec) : NULL;
     char *path = from ? arena_printf(&mem, "job:%" PRId64 "@%" PRId64, job->id, from->step) : NULL;
     if (!again || !again->checkpoint || !init || (from && !path)) {
         error_set(&err, ERR_NOMEM, "out of memory");
+        refuse(x, &err);
+    } else if (from && asked && (!began || strcmp(asked, began) != 0)) {
+        error_set(&err, ERR_INVALID, "a job that is restarted goes on from its own checkpoint, not from %.300s", asked);
+        error_hint(&err, "boostctl submit FILE --set checkpoint.init_from.path=%.200s", asked);
         refuse(x, &err);
     } else {
         if (from) {

@@ -422,13 +422,14 @@ static Boost__CheckpointInfo *checkpoint_info(struct core *c, const struct job *
     const char *note = waits ? "all of it is there: COMMITTED as soon as state.db is written" : k->note;
     x->note = arena_strdup(mem, note ? note : "");
     x->mirror_note = arena_strdup(mem, k->mirror_note ? k->mirror_note : "");
-    x->has_mirror = k->durable.mirror != BOOST__MIRROR_STATE__VALUE__NONE;
-    x->mirror = k->durable.mirror;
+    /* A copy goes with its checkpoint. */
+    x->mirror = x->state == CKPT(DELETED) ? BOOST__MIRROR_STATE__VALUE__NONE : k->durable.mirror;
+    x->has_mirror = x->mirror != BOOST__MIRROR_STATE__VALUE__NONE;
     const struct task *copying = task_find(c, k->mirror_task);
     x->has_mirror_done = x->has_mirror_total = copying && copying->bytes_total > 0;
     x->mirror_done = x->has_mirror_done ? copying->bytes_done : 0;
     x->mirror_total = x->has_mirror_total ? copying->bytes_total : 0;
-    char *url = k->durable.mirror == BOOST__MIRROR_STATE__VALUE__MIRRORED ? mirror_copy_url(k) : NULL;
+    char *url = x->mirror == BOOST__MIRROR_STATE__VALUE__MIRRORED ? mirror_copy_url(k) : NULL;
     x->mirror_url = url ? arena_strdup(mem, url) : NULL;
     free(url);
     x->has_mirror_retry_s = mirror_wanted(k) && !copying && k->mirror_due > now_mono(c);

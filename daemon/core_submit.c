@@ -269,6 +269,7 @@ static void preflighted(struct core *c, struct task *t, int rc, const struct err
         return;
     }
     struct error refused = *err;
+    init_hint_copy(c, one->resolved, s->uid, &refused);
     refused.code = ERR_INVALID;
     if (s->array)
         error_context(&refused, "task %d", one->index);

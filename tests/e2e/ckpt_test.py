@@ -87,6 +87,8 @@ def test_verify_names_what_is_wrong(c):
     k, other = ks[-1], ks[-2]
     assert crc32c(b"123456789") == 0xE3069283
     assert "is sound" in c.ok("ckpt", "verify", job)
+    r = c.ctl("ckpt", "verify", k["path"])
+    assert r.rc == 2 and f"boost-worker ckpt verify {k['path']}" in r.err, r
     one, two = shards(k)
     name = os.path.basename(two)
     with Spoiled(k):
@@ -110,7 +112,9 @@ def test_verify_names_what_is_wrong(c):
         shutil.copy(shards(other)[1], two)
         faults = verify(c, job, k["step"])
         assert any(name in f and f"step {other['step']}" in f for f in faults), faults
-    assert f"checkpoint of step {k['step']} does not verify" in c.ok("events", job)
+    said = c.ok("events", job)
+    assert f"checkpoint of step {k['step']} does not verify" in said and "is tried" not in said, said
+    assert f"; a resume would take the one of step {other['step']}" in said, said
     assert c.status(job)["last_checkpoint_step"] == other["step"]
     assert verify(c, job, k["step"]) == []
     assert f"checkpoint of step {k['step']} verifies after all" in c.ok("events", job)

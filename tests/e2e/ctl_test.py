@@ -201,11 +201,16 @@ def test_status_filters(c):
 @shared
 def test_show(c):
     job = done_job(c)
+    wait_until(lambda: [k["state"] for k in c.json("ckpt", "ls", job, "-a")["checkpoints"]] == 3 * ["DELETED"] + ["COMMITTED"],
+               10, "keep: 1; the others are deleted")
     text = c.ok("show", job)
     for part in (f"job {job}  finished", "state        COMPLETED", "step         20/20  loss ", "attempts\n", "checkpoints\n",
                  "COMMITTED", "goodput ", "last events\n", "resolved spec\n", "norm: ONLINE"):
         assert part in text, f"'{part}' is not in\n{text}"
+    text = text[text.index("checkpoints\n"):text.index("goodput ")]
+    assert "DELETED" not in text and f"3 deleted or given up: boostctl ckpt ls -a {job}\n" in text, text
     answer = c.json("show", job)
+    assert [k["state"] for k in answer["checkpoints"]] == 3 * ["DELETED"] + ["COMMITTED"], answer["checkpoints"]
     assert answer["schema"] == "boost.show/1" and answer["job"]["id"] == job, answer
     assert answer["spec"]["name"] == "finished" and "norm" not in answer["spec"]["parallel"], answer["spec"]
     assert answer["resolved"]["parallel"]["norm"] == "ONLINE" and answer["resolved"]["run"]["precision"] == "FP32"
@@ -214,6 +219,17 @@ def test_show(c):
     assert RFC3339.fullmatch(one["start"]) and one["start"] <= one["end"], one
     assert answer["goodput"]["productive_s"] > 0 and answer["waits"] == [], answer
     fails(c, 2, [f"{job}.1 is one attempt of it", f"logs {job}.1"], "show", f"{job}.1")
+
+
+@shared
+def test_steps_done_before_are_said_to_be_repeated(c):
+    job = c.submit(tiny_job(c, steps=100000, every=0, tp=1, name="again", hidden=64, batch=8))
+    c.ok("wait", job, "--for=step>=500", "--timeout", "90s")
+    os.kill(c.rank_pids(job, 1)[0], signal.SIGKILL)
+    found = wait_until(lambda: re.search(r"n1; repeats step (\d+)\n", c.ok("status", job)), 30, "status says it")
+    assert 0 < int(found[1]), found
+    assert re.search(r"\nstep         \d+/100000  repeats \d+  loss ", c.ok("show", job))
+    cancel_now(c, job)
 
 
 @shared

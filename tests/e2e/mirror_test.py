@@ -75,6 +75,12 @@ def test_copies_follow_the_registry(c):
     os.rename(away, base)
     wait_until(lambda: not rows(c, job, "DELETING"), 20, "the deletion")
     assert sorted(os.listdir(base)) == [Path(ks[1]["path"]).name] and copy_of(ks[1]["path"])
+    assert not any("mirror" in k or "mirror_url" in k for k in rows(c, job, "DELETED")), rows(c, job, "DELETED")
+    # an ended job's files are not fetched, but it is said where they are
+    os.rename(base, away)
+    r = c.ctl("restart", job, "--set", f"run.steps={2 * STEPS}")
+    copy = next(k["mirror_url"] for k in rows(c, job))
+    assert r.rc == 6 and "manifest.json" in r.err and f"submit FILE --set checkpoint.init_from.path={copy} " in r.err, r
 
 
 @shared

@@ -117,6 +117,8 @@ def test_what_does_not_fit_is_refused(c):
     assert r.rc == 6 and "nowhere" in r.err, r
     r = c.ctl("submit", spec, "--set", "checkpoint.init_from.path=job:999")
     assert r.rc == 6 and "no job 999" in r.err, r
+    r = c.ctl("restart", job, "--set", "run.steps=40", "--set", "checkpoint.init_from.path=job:999")
+    assert r.rc == 6 and "from its own checkpoint, not from job:999" in r.err and "boostctl submit" in r.err, r
 
 
 @shared

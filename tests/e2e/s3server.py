@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """A small S3-compatible store in memory, on 127.0.0.1, that checks signatures and misbehaves when it is told to.
 
-    s3server.py [DIR]   prints its port, and serves until its standard input is closed; keys KEY / SECRET below. With DIR by
-                        TLS, its certificate is then DIR/own.crt, and DIR/other.crt is somebody else's
+    s3server.py [DIR]   prints its port, and serves the bucket "models" until its standard input is closed; keys KEY / SECRET
+                        below. With DIR by TLS, its certificate is then DIR/own.crt, and DIR/other.crt is somebody else's
 
 In a test: `with Store() as s:` gives s.url, s.objects {(bucket, key): bytes}, s.uploads, s.requests, s.faults.
 A fault is a dict: `method` and `match` (a piece of path and query) say which requests, `times` how often (1), `skip` how

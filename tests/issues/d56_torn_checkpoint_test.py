@@ -109,7 +109,7 @@ def test_d56_every_kind_of_damage_is_named_and_passed_over(c):
         assert attempts(c, job)[-1]["from_step"] == before["step"], (n, attempts(c, job)[-1], before)
         text = c.ok("events", job)
         line = next(x for x in text.splitlines() if f"checkpoint of step {newest['step']} does not verify" in x)
-        assert file in line and f"the one of step {before['step']} is tried" in line, (n, line)
+        assert file in line and f"a resume would take the one of step {before['step']}" in line, (n, line)
         ks = held_again(c, job, n + 2)
 
     # the same step, written by two attempts: the shard of the one in the place of the other's
