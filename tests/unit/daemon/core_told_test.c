@@ -151,7 +151,7 @@ static void a_full_disk_of_the_store_is_said_of_shards_too(void **state)
     pump(l->w);
     assert_int_equal(shown(l, 40)->state, CKPT(COMMITTED));
     assert_string_equal(shown(l, 40)->note, "");
-    end(l);
+    life_end(l);
 }
 
 static void a_refused_commit_is_shown_when_it_is_written_after_all(void **state)
