@@ -16,6 +16,8 @@
 
 #define WHAT(w) BOOST__CHECKPOINT_REQUEST__WHAT__##w
 
+enum { LIST_ARENA = 1 << 30 };
+
 /* "MIRRORED", "PENDING 42%" while the copy is made. */
 static void mirror_cell(struct table *t, const Boost__CheckpointInfo *c)
 {
@@ -76,31 +78,48 @@ static bool listed(const Boost__CheckpointInfo *c, bool all, long long attempt)
     return (!attempt || c->attempt == attempt) && (all || checkpoint_listed(c));
 }
 
-static void print_checkpoints(const struct ctl *ctl, Boost__CheckpointsReply *r, bool all, long long attempt)
+/* Those that are shown. */
+struct listing {
+    int64_t job;
+    Boost__CheckpointInfo **checkpoints;
+    size_t n;
+};
+
+static void take_page(struct listing *l, const Boost__CheckpointsReply *page, bool all, long long attempt)
 {
-    size_t n = 0;
-    for (size_t i = 0; i < r->n_checkpoints; i++)
-        if (listed(r->checkpoints[i], all, attempt))
-            r->checkpoints[n++] = r->checkpoints[i];
+    Boost__CheckpointInfo **more = realloc(l->checkpoints, (l->n + page->n_checkpoints + 1) * sizeof *more);
+    if (!more)
+        abort();
+    l->checkpoints = more;
+    l->job = page->job;
+    for (size_t i = 0; i < page->n_checkpoints; i++)
+        if (listed(page->checkpoints[i], all, attempt))
+            more[l->n++] = page->checkpoints[i];
+}
+
+static void print_checkpoints(const struct ctl *ctl, const struct listing *l)
+{
     if (ctl->output == OUTPUT_JSON || ctl->output == OUTPUT_JSONL) {
         json_t *document = json_document("boost.checkpoints/1"), *list = json_array();
-        for (size_t i = 0; i < n; i++)
-            json_array_append_new(list, json_checkpoint(r->checkpoints[i]));
-        json_put(document, "job", json_integer(r->job));
+        for (size_t i = 0; i < l->n; i++)
+            json_array_append_new(list, json_checkpoint(l->checkpoints[i]));
+        json_put(document, "job", json_integer(l->job));
         json_put(document, "checkpoints", list);
         json_emit(document, ctl->output == OUTPUT_JSONL);
     } else if (ctl->output == OUTPUT_NAME) {
-        for (size_t i = 0; i < n; i++)
-            printf("%s\n", r->checkpoints[i]->path);
+        for (size_t i = 0; i < l->n; i++)
+            printf("%s\n", l->checkpoints[i]->path);
     } else {
-        checkpoint_table(ctl, r->checkpoints, n, 0);
+        checkpoint_table(ctl, l->checkpoints, l->n, 0);
     }
 }
 
 static int list(struct ctl *ctl, char *job, bool all)
 {
     struct arena arena;
-    ctl_arena(&arena);
+    struct listing found = {0};
+    struct error err;
+    arena_init(&arena, LIST_ARENA); /* all pages, since a table is as wide as its widest row */
     Boost__CheckpointsRequest body = BOOST__CHECKPOINTS_REQUEST__INIT;
     body.job = ctl_ref(&arena, job);
     Boost__Request request = BOOST__REQUEST__INIT;
@@ -108,8 +127,22 @@ static int list(struct ctl *ctl, char *job, bool all)
     request.checkpoints = &body;
     int code;
     Boost__Reply *reply = ctl_ask(ctl, &request, BOOST__REPLY__BODY_CHECKPOINTS, &arena, &code);
-    if (reply) /* boostd has seen that there is such an attempt */
-        print_checkpoints(ctl, reply->checkpoints, all, ctl_split_ref(job).attempt);
+    long long attempt = ctl_split_ref(job).attempt; /* boostd has seen that there is such a one */
+    while (reply) {
+        take_page(&found, reply->checkpoints, all, attempt);
+        if (!reply->more)
+            break;
+        reply = ctl_more(ctl, &arena, &err);
+        if (reply && reply->body_case != BOOST__REPLY__BODY_CHECKPOINTS) {
+            error_set(&err, ERR_PROTOCOL, "boostd answered with something else");
+            reply = NULL;
+        }
+        if (!reply)
+            code = ctl_fail(&err);
+    }
+    if (reply)
+        print_checkpoints(ctl, &found);
+    free(found.checkpoints);
     arena_free(&arena);
     return code;
 }

@@ -35,6 +35,7 @@ struct rpc_call {
     size_t n_ids, at;
     size_t left;
     char *after_node; /* of a list of nodes: the last name that was sent */
+    const Boost__CheckpointsReply *checkpoints; /* all of a job's as they were, in the arena */
     Boost__ControlReply *results;
 };
 

@@ -225,30 +225,38 @@ void rpc_show(struct rpc_call *call, const Boost__ShowRequest *request)
 
 /* ---- checkpoints, nodes, ping ------------------------------------------------ */
 
+static void send_checkpoints(struct rpc_call *call)
+{
+    const Boost__CheckpointsReply *all = call->checkpoints;
+    Boost__CheckpointsReply page = *all;
+    Boost__Reply reply = BOOST__REPLY__INIT;
+    reply.body_case = BOOST__REPLY__BODY_CHECKPOINTS;
+    reply.checkpoints = &page;
+    for (; all->n_checkpoints - call->at > CHECKPOINTS_PAGE; call->at += CHECKPOINTS_PAGE) {
+        if (call->session && session_full(call->session)) {
+            call_wait_for_room(call, send_checkpoints);
+            return;
+        }
+        page.checkpoints = all->checkpoints + call->at;
+        page.n_checkpoints = CHECKPOINTS_PAGE;
+        if (!call_page(call, &reply))
+            return;
+    }
+    page.checkpoints = all->checkpoints + call->at;
+    page.n_checkpoints = all->n_checkpoints - call->at;
+    call_reply(call, &reply);
+}
+
 void rpc_checkpoints(struct rpc_call *call, const Boost__CheckpointsRequest *request)
 {
     const struct job *job = call_find_job(call, request->job);
     if (!job)
         return;
-    Boost__CheckpointsReply *all = core_checkpoints(call->rpc->core, job, &call->arena);
-    if (!all) {
+    call->checkpoints = core_checkpoints(call->rpc->core, job, &call->arena);
+    if (call->checkpoints)
+        send_checkpoints(call);
+    else
         call_fail_nomem(call);
-        return;
-    }
-    Boost__CheckpointsReply page = *all;
-    Boost__Reply reply = BOOST__REPLY__INIT;
-    reply.body_case = BOOST__REPLY__BODY_CHECKPOINTS;
-    reply.checkpoints = &page;
-    for (size_t at = 0; all->n_checkpoints - at > CHECKPOINTS_PAGE; at += CHECKPOINTS_PAGE) {
-        page.checkpoints = all->checkpoints + at;
-        page.n_checkpoints = CHECKPOINTS_PAGE;
-        if (!call_page(call, &reply))
-            return;
-        call->at = at + CHECKPOINTS_PAGE;
-    }
-    page.checkpoints = all->checkpoints + call->at;
-    page.n_checkpoints = all->n_checkpoints - call->at;
-    call_reply(call, &reply);
 }
 
 /* The part of the list behind the cursor that fits into a page (and one node in any case), for the caller to send; the

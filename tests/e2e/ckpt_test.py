@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """boostctl ckpt: what verify finds and names, pins, deletion in two phases, retention."""
-import json, os, shutil, signal, subprocess
+import contextlib, json, os, shutil, signal, sqlite3, subprocess
 import sys
 from pathlib import Path
 
@@ -258,6 +258,26 @@ def test_a_file_system_that_goes_away_in_the_middle(c):
     wait_until(lambda: committed(c, job)[-1]["step"] > newest, 20, "the next checkpoint")
     assert "does not verify" not in c.ok("events", job)
     c.ok("cancel", "--now", job)
+
+
+@shared
+def test_the_newest_of_very_many_are_listed(c):
+    """Rows of what was deleted stay: weeks of them are more than a page of an answer."""
+    many = 10_000
+    job = c.submit(job_of(c, steps=4, every=2, tp=1, name="many"))
+    c.wait_state(job, "COMPLETED")
+    c.boostd.terminate()
+    with contextlib.closing(sqlite3.connect(c.state_dir / "state.db")) as db, db:
+        names = [row[1] for row in db.execute("PRAGMA table_info(checkpoint)")]
+        values = ", ".join({"step": "n", "state": "3"}.get(x, x) for x in names)  # DELETED
+        db.execute(f"WITH RECURSIVE more(n) AS (VALUES (1000) UNION ALL SELECT n + 1 FROM more WHERE n < {many + 999}) "
+                   f"INSERT INTO checkpoint ({', '.join(names)}) SELECT {values} FROM checkpoint, more WHERE job = ? AND step = 4",
+                   (job,))
+        db.execute("UPDATE checkpoint SET state = 1 WHERE job = ? AND step = ?", (job, many + 999))  # COMMITTED
+    c.start_boostd()
+    c.wait_nodes(1)
+    assert [k["step"] for k in committed(c, job)][-1] == many + 999
+    assert len(c.ok("-o", "name", "ckpt", "ls", "-a", job).splitlines()) == many + 2
 
 
 @shared
