@@ -452,7 +452,7 @@ static int fetch_file(struct cache *c, struct cache_file *f, int64_t *moved, str
         snprintf(etag, sizeof etag, "%s.etag", part) >= (int)sizeof etag ||
         snprintf(kept, sizeof kept, "%s.etag", f->path) >= (int)sizeof kept)
         return error_set(err, ERR_INVALID, "path too long: %s", f->path);
-    snprintf(parent, sizeof parent, "%.*s", (int)(strrchr(f->path, '/') - f->path), f->path);
+    fs_parent(parent, f->path);
     int rc = fetch_part(c, f, part, etag, moved, err);
     if (!rc && f->keep_etag)
         rc = cache_of_disk(fs_write_atomic(kept, f->info.etag, strlen(f->info.etag), 0600, err), err);

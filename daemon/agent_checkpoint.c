@@ -287,11 +287,7 @@ static bool parent_is_gone(const char *dir)
 {
     char path[PATH_MAX];
     struct stat st;
-    snprintf(path, sizeof path, "%s", dir);
-    char *slash = strrchr(path, '/');
-    if (!slash || slash == path)
-        return false;
-    *slash = '\0';
+    fs_parent(path, dir);
     return stat(path, &st) < 0 ? errno == ENOENT || errno == ENOTDIR : !S_ISDIR(st.st_mode);
 }
 

@@ -241,7 +241,7 @@ int mirror_fetch(struct s3 *s, const Boost__VerifyCheckpoint *o, struct http_pro
         return rc;
     if (snprintf(tmp, sizeof tmp, "%s%s", o->dir, fetching) >= (int)sizeof tmp)
         return error_set(err, ERR_INVALID, "path too long: %s", o->dir);
-    snprintf(parent, sizeof parent, "%.*s", (int)(strrchr(o->dir, '/') - o->dir), o->dir);
+    fs_parent(parent, o->dir);
     rc = fs_make_dirs(tmp, 0777, err);
     if (!rc)
         rc = lock_dir(tmp, &lock, err);

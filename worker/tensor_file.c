@@ -84,11 +84,9 @@ int tensor_file_write(const char *path, const struct tensor_item *items, size_t 
     char temp[PATH_MAX], parent[PATH_MAX];
     struct output o = {.fd = -1};
     int used = snprintf(temp, sizeof temp, "%s.tmp", path);
-    snprintf(parent, sizeof parent, "%s", path);
-    char *slash = strrchr(parent, '/');
-    if (used < 0 || (size_t)used >= sizeof temp || !slash)
+    if (used < 0 || (size_t)used >= sizeof temp)
         return error_set(err, ERR_INVALID, "path too long: %s", path);
-    *slash = '\0';
+    fs_parent(parent, path);
     o.fd = open(temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (o.fd < 0)
         return error_errno(err, errno, "cannot create %s", temp);

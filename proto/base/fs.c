@@ -54,18 +54,6 @@ int fs_write_all(int fd, const void *data, size_t len, struct error *err)
     return ERR_OK;
 }
 
-static void parent_of(const char *path, char out[PATH_MAX])
-{
-    const char *slash = strrchr(path, '/');
-    size_t len = slash ? (size_t)(slash - path) : 0;
-    if (!slash)
-        snprintf(out, PATH_MAX, ".");
-    else if (!len)
-        snprintf(out, PATH_MAX, "/");
-    else
-        snprintf(out, PATH_MAX, "%.*s", (int)len, path);
-}
-
 int fs_sync_dir(const char *path, struct error *err)
 {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -104,7 +92,7 @@ static int write_replace(const char *path, const void *data, size_t len, mode_t 
     if (!durable)
         return ERR_OK;
     char dir[PATH_MAX];
-    parent_of(path, dir);
+    fs_parent(dir, path);
     return fs_sync_dir(dir, err);
 }
 
@@ -190,7 +178,7 @@ int fs_read_linked(const char *path, struct buffer *out, struct error *err)
 static int sync_parent_of(const char *path, struct error *err)
 {
     char dir[PATH_MAX];
-    parent_of(path, dir);
+    fs_parent(dir, path);
     int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return errno == EACCES ? ERR_OK : error_errno(err, errno, "cannot open directory %s", dir);
@@ -286,7 +274,7 @@ int fs_self_dir(char *out, size_t cap, struct error *err)
         return error_errno(err, errno, "cannot read /proc/self/exe");
     exe[n] = '\0';
     char dir[PATH_MAX];
-    parent_of(exe, dir);
+    fs_parent(dir, exe);
     if (strlen(dir) >= cap)
         return error_set(err, ERR_INVALID, "path too long: %s", dir);
     memcpy(out, dir, strlen(dir) + 1);

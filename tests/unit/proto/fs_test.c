@@ -259,6 +259,9 @@ static void test_paths(void **state)
         char path[PATH_MAX];
         fs_parent(path, parents[i][0]);
         assert_string_equal(path, parents[i][1]);
+        snprintf(path, sizeof path, "%s", parents[i][0]);
+        fs_parent(path, path);
+        assert_string_equal(path, parents[i][1]);
     }
     char self[PATH_MAX];
     assert_int_equal(fs_self_dir(self, sizeof self, &err), 0);
