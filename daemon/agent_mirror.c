@@ -199,6 +199,19 @@ static int fetch_shard(struct s3 *s, const char *tmp, const struct s3_url *at, c
     return rc;
 }
 
+/* A web server that answers every path with a page, or with nothing, has not damaged the copy. */
+static int check_page(const struct buffer *manifest, const struct s3_url *at, struct error *err)
+{
+    size_t i = 0;
+    while (i < manifest->len && strchr(" \t\r\n", manifest->data[i]))
+        i++;
+    if (i < manifest->len && manifest->data[i] != '<')
+        return ERR_OK;
+    error_set(err, ERR_REFUSED, "s3://%s/%s is %s, not a manifest", at->bucket, at->key,
+              i < manifest->len ? "a page" : "empty");
+    return error_hint(err, "what answers there is no object store: set s3_endpoint of agent.conf to one");
+}
+
 static int fetch_all(struct s3 *s, const Boost__VerifyCheckpoint *o, const char *tmp, struct http_progress *progress,
                      int64_t *moved, struct error *err)
 {
@@ -209,6 +222,8 @@ static int fetch_all(struct s3 *s, const Boost__VerifyCheckpoint *o, const char 
     int rc = place(o->mirror, o->dir, MANIFEST_NAME, &at, NULL, err);
     if (!rc)
         rc = s3_get_text(s, &at, &manifest, err);
+    if (!rc)
+        rc = check_page(&manifest, &at, err);
     http_progress_total(progress, bytes_of(o->shards, o->n_shards));
     for (size_t i = 0; i < o->n_shards && !rc; i++) {
         const char *file = o->shards[i]->file;
