@@ -222,8 +222,9 @@ def test_keys_of_the_environment_stay_with_the_agent():
         c.env.update(AWS_ACCESS_KEY_ID=s3server.KEY, AWS_SECRET_ACCESS_KEY=s3server.SECRET)
         c.start_agent("n1")
         del c.env["AWS_ACCESS_KEY_ID"], c.env["AWS_SECRET_ACCESS_KEY"]
-        job = submit(c, "environment", every=5)
+        job = submit(c, "environment", "--set", "run.steps=1000000", every=0)  # it is not to end meanwhile
         wait_rank_step(c, job, 1, 6)
+        c.ok("checkpoint", job)
         mirrored(c, job)
         others = [pid for pid in c.processes() if pid != c.agents["n1"].pid]
         assert len(others) >= 4, others  # boostd, keeper, two ranks
