@@ -137,7 +137,9 @@ static void say_stop(struct core *c, const struct job *job, const char *then, st
 
 static int refused(const struct job *job, const char *why, const char *hint, struct error *err)
 {
-    error_set(err, ERR_REFUSED, "job %" PRId64 " is %s: %s", job->id, job_state_name(job_shown_state(job)), why);
+    bool ends = job_shown_state(job) != job->state;
+    error_set(err, ERR_REFUSED, "job %" PRId64 " is %s: %s", job->id, job_state_name(job_shown_state(job)),
+              ends ? job_ended_text(job) : why);
     if (hint)
         error_hint(err, "%s", hint);
     return ERR_REFUSED;
@@ -153,7 +155,7 @@ static int cancel(struct core *c, struct job *job, bool now, const char *actor, 
     enum job_event event = now ? EV_CANCEL_NOW : EV_CANCEL;
     bool was_live = job_live_attempt(job) != NULL;
     if (job_state_terminal(job->state))
-        return refused(job, job_ended_text(job), NULL, err);
+        return refused(job, "it has ended", NULL, err);
     if (!allowed(job, event))
         return refused(job, "it is being stopped already", now ? NULL : "boostctl cancel --now does not wait for it",
                        err);
@@ -172,7 +174,7 @@ static int hold(struct core *c, struct job *job, const char *actor, struct answe
 {
     bool was_live = job_live_attempt(job) != NULL;
     if (!allowed(job, EV_HOLD))
-        return refused(job, job_state_terminal(job->state) ? job_ended_text(job) : "it cannot be held now", NULL, err);
+        return refused(job, job_state_terminal(job->state) ? "it has ended" : "it cannot be held now", NULL, err);
     job_reason(job, REASON(Held), "held by %s; release with: boostctl release %" PRId64, actor, job->id);
     add_event(c, job, job->n_attempts, NULL, actor, "hold", "hold at step %" PRId64, job->step < 0 ? 0 : job->step);
     job_fire(c, job, EV_HOLD);

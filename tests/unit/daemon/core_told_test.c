@@ -303,10 +303,11 @@ static void an_end_is_shown_when_it_is_durable(void **state)
     free(ids);
     /* Nor is anybody else told of it. */
     assert_says(core_summary(l->w->core, job_of(l->w, waits), &l->mem)->info, "is STOPPING");
-    assert_int_equal(control(l->w, CANCEL, l->id, true), ERR_REFUSED);
-    assert_string_equal(l->w->reply_text, "job 1 is STOPPING: it ends as soon as state.db is written");
-    assert_int_equal(control(l->w, HOLD, l->id, true), ERR_REFUSED);
-    assert_string_equal(l->w->reply_text, "job 1 is STOPPING: it ends as soon as state.db is written");
+    const Boost__ControlRequest__Verb verbs[] = {CANCEL, HOLD, RELEASE, CHECKPOINT};
+    for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++) {
+        assert_int_equal(control(l->w, verbs[i], l->id, true), ERR_REFUSED);
+        assert_string_equal(l->w->reply_text, "job 1 is STOPPING: it ends as soon as state.db is written");
+    }
     l->w->store->stuck = false;
     pump(l->w);
     s = core_summary(l->w->core, job_of(l->w, l->id), &l->mem);
