@@ -350,8 +350,13 @@ int checkpoint_faults(const Boost__VerifyCheckpoint *o, struct arena *mem, char 
 }
 
 /* Of a manifest of `dir`. */
-static int spec_of(const json_t *manifest, const char *dir, struct arena *a, Boost__JobSpec **out, struct error *err)
+static int spec_of(const json_t *manifest, const char *dir, bool weights_only, struct arena *a, Boost__JobSpec **out,
+                   struct error *err)
 {
+    if (json_object_get(manifest, "holds") && !weights_only) {
+        error_set(err, ERR_INVALID, "%s holds weights alone, as one that was imported or converted does", dir);
+        return error_hint(err, "set checkpoint.init_from.weights_only: true");
+    }
     char *text = json_dumps(json_object_get(manifest, "spec"), 0);
     int rc = text ? ERR_OK : error_set(err, ERR_CORRUPT, "%s/%s holds no job", dir, MANIFEST_NAME);
     if (!rc && !(*out = (Boost__JobSpec *)reflect_new(a, &boost__job_spec__descriptor)))
@@ -373,19 +378,19 @@ bool checkpoint_parse_name(const char *name, int64_t *step, int *attempt)
     return true;
 }
 
-int checkpoint_spec_of(const char *text, size_t len, int64_t step, int32_t attempt, struct arena *a,
+int checkpoint_spec_of(const char *text, size_t len, int64_t step, int32_t attempt, bool weights_only, struct arena *a,
                        Boost__JobSpec **out, struct error *err)
 {
     json_t *manifest = NULL;
     *out = NULL;
     int rc = read_manifest(text, len, MANIFEST_NAME, step, attempt, &manifest, err);
     if (!rc)
-        rc = spec_of(manifest, "the checkpoint", a, out, err);
+        rc = spec_of(manifest, "the checkpoint", weights_only, a, out, err);
     json_decref(manifest);
     return rc;
 }
 
-int checkpoint_spec(const char *dir, struct arena *a, Boost__JobSpec **out, struct error *err)
+int checkpoint_spec(const char *dir, bool weights_only, struct arena *a, Boost__JobSpec **out, struct error *err)
 {
     int64_t step, attempt;
     json_t *manifest = NULL;
@@ -398,7 +403,7 @@ int checkpoint_spec(const char *dir, struct arena *a, Boost__JobSpec **out, stru
     if (rc == ERR_NOT_FOUND)
         error_hint(err, "only a directory with its manifest.json is a whole checkpoint");
     if (!rc)
-        rc = spec_of(manifest, dir, a, out, err);
+        rc = spec_of(manifest, dir, weights_only, a, out, err);
     json_decref(manifest);
     return rc;
 }

@@ -18,13 +18,15 @@ MUST_USE int checkpoint_verify(const Boost__VerifyCheckpoint *order, struct erro
  * be looked at. */
 MUST_USE int checkpoint_faults(const Boost__VerifyCheckpoint *order, struct arena *mem, char ***faults, size_t *n,
                                struct error *err);
-/* The resolved spec under which a committed checkpoint was written, from the text of its manifest; lives in `a`. */
-MUST_USE int checkpoint_spec_of(const char *manifest, size_t len, int64_t step, int32_t attempt, struct arena *a,
-                                Boost__JobSpec **out, struct error *err);
+/* The resolved spec under which a committed checkpoint was written, from the text of its manifest; lives in `a`. One
+ * that holds weights alone is ERR_INVALID where more than these is wanted. */
+MUST_USE int checkpoint_spec_of(const char *manifest, size_t len, int64_t step, int32_t attempt, bool weights_only,
+                                struct arena *a, Boost__JobSpec **out, struct error *err);
 /* "step-<n>.a<k>"; false: another name. */
 bool checkpoint_parse_name(const char *name, int64_t *step, int *attempt);
 /* The same of a directory of this machine. */
-MUST_USE int checkpoint_spec(const char *dir, struct arena *a, Boost__JobSpec **out, struct error *err);
+MUST_USE int checkpoint_spec(const char *dir, bool weights_only, struct arena *a, Boost__JobSpec **out,
+                             struct error *err);
 /* The checkpoints below `parent` that have a manifest, newest first, into out->found, in `mem`; as many as fit a
  * frame. A damaged manifest is passed over, a missing `parent` has none. */
 MUST_USE int checkpoints_find(const char *parent, struct arena *mem, Boost__TaskReply *out, struct error *err);

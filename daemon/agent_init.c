@@ -180,7 +180,8 @@ static int look_checkpoint(const struct cache *c, const struct init *x, struct l
     if (rc == ERR_NOT_FOUND)
         error_hint(err, "only a directory with its manifest.json is a whole checkpoint");
     if (!rc)
-        rc = checkpoint_spec_of((char *)text.data, text.len - 1, x->step_n, x->attempt, mem, &was, err);
+        rc = checkpoint_spec_of((char *)text.data, text.len - 1, x->step_n, x->attempt, x->weights_only, mem, &was,
+                                err);
     if (!rc)
         rc = plan_continues(was, c->spec, x->weights_only, err);
     if (!rc)
@@ -353,7 +354,7 @@ static int continues(struct cache *c, const struct init *x, char *worker, char *
         int back = cache_user_identity(c, rc ? NULL : err);
         rc = rc ? rc : back;
     } else if (!(rc = fs_join(dir, sizeof dir, err, path, x->step))) {
-        rc = checkpoint_spec(dir, mem, &was, err);
+        rc = checkpoint_spec(dir, x->weights_only, mem, &was, err);
     }
     return rc ? rc : plan_continues(was, c->spec, x->weights_only, err);
 }

@@ -198,7 +198,7 @@ int agent_preflight_init(const Boost__JobSpec *spec, char *worker, uint32_t uid,
     if (!checkpoint_parse_name(name ? name + 1 : from->path, &step, &attempt)) {
         rc = agent_preflight_model(worker, from->path, uid, gid, &mem, &was, err);
     } else if (!(rc = as_user_begin(&user, uid, gid, err))) {
-        rc = checkpoint_spec(from->path, &mem, &was, err);
+        rc = checkpoint_spec(from->path, from->weights_only, &mem, &was, err);
         as_user_end(&user);
     }
     if (!rc)

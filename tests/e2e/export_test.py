@@ -111,10 +111,11 @@ def test_training_starts_from_an_import_and_from_conversions(c):
         first[j] = [m["loss"] for m in c.json("metrics", j)["metrics"] if "loss" in m][0]
     assert abs(first[one] - first[two]) < 1e-3, first  # the same function
     assert abs(first[two] - last) < 0.6 and first[two] < 5.2, (first, last)  # an untrained one has 5.5
-    # without weights_only there is nothing to go on from
-    r = c.ctl("submit", "-", "--set", "checkpoint.init_from.weights_only=false",
-              input=full.replace("every_steps: 0", f'init_from {{ path: "{c.dir}/back-FULL_RANK/step-0.a1" }}'))
-    assert r.rc, r
+    # without weights_only there is nothing to go on from, whatever the batch is
+    for batch in ("2", "1"):
+        r = c.ctl("submit", "-", "--set", f"parallel.global_batch={batch}", "--set", f"parallel.micro_batch={batch}",
+                  input=full.replace("every_steps: 0", f'init_from {{ path: "{c.dir}/back-FULL_RANK/step-0.a1" }}'))
+        assert r.rc == 6 and "holds weights alone" in r.err and "weights_only: true" in r.err, r
 
 
 @shared
