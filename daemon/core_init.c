@@ -218,7 +218,8 @@ void init_hint_copy(struct core *c, const Boost__JobSpec *resolved, uint32_t uid
     bool copied = k && k->durable.mirror == BOOST__MIRROR_STATE__VALUE__MIRRORED;
     char *url = copied && (err->code == ERR_NOT_FOUND || err->code == ERR_CORRUPT) ? mirror_copy_url(k) : NULL;
     if (url)
-        error_hint(err, "there is a copy: boostctl submit FILE --set checkpoint.init_from.path=%s --set data.cache_dir=DIR",
+        error_hint(err,
+                   "there is a copy: boostctl submit FILE --set checkpoint.init_from.path=%s --set data.cache_dir=DIR",
                    url);
     free(url);
 }

@@ -396,6 +396,15 @@ static Boost__AttemptInfo *attempt_info(const struct job *job, struct attempt *a
     return x;
 }
 
+/* It is whole, and what it lacks is in a row: its own, or those of its shards, which come before the manifest. */
+static bool waits_for_store(const struct job *job, const struct checkpoint *k)
+{
+    if (k->durable.state != CKPT(WRITING))
+        return false;
+    return k->state == CKPT(COMMITTED) ||
+           (k->state == CKPT(WRITING) && checkpoint_whole(k) && !k->task && job->unsettled);
+}
+
 /* State, pin and copy are those that outlive a crash of now: who has seen them may count on them. */
 static Boost__CheckpointInfo *checkpoint_info(struct core *c, const struct job *job, const struct checkpoint *k,
                                               struct arena *mem)
@@ -416,9 +425,7 @@ static Boost__CheckpointInfo *checkpoint_info(struct core *c, const struct job *
     for (int r = 0; r < k->world; r++)
         x->bytes += k->shards[r].have ? k->shards[r].bytes : 0;
     x->wall_ns = k->durable.changed_ns ? k->durable.changed_ns : k->changed_ns;
-    bool waits = x->state == CKPT(WRITING) &&
-                 (k->state == CKPT(COMMITTED) ||
-                  (k->state == CKPT(WRITING) && k->n_shards == k->world && !k->task && job->unsettled)); /* its manifest waits too */
+    bool waits = waits_for_store(job, k);
     const char *note = waits ? "all of it is there: COMMITTED as soon as state.db is written" : k->note;
     x->note = arena_strdup(mem, note ? note : "");
     x->mirror_note = arena_strdup(mem, k->mirror_note ? k->mirror_note : "");

@@ -15,7 +15,8 @@ struct json_t;
 
 /* "…/step-<n>.a<k>" */
 bool ckpt_dir_parse(const char *dir, int64_t *step, int64_t *attempt);
-/* What its manifest.json says, whosever it is; the caller's. ERR_NOT_FOUND: there is none; ERR_CORRUPT: it is no JSON. */
+/* What its manifest.json says, of whatever step and attempt; *out is the caller's to free, NULL after an error.
+ * ERR_NOT_FOUND: there is none; ERR_CORRUPT: it is no JSON. */
 MUST_USE int ckpt_dir_manifest(const char *dir, struct json_t **out, struct error *err);
 
 /* Its manifest, and the plan of its model in one piece (tp = pp = dp = 1). */

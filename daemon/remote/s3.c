@@ -240,7 +240,8 @@ static void hint_of_refusal(const struct s3 *s, const struct s3_url *at, const s
     else if (status == 401 || status == 403)
         error_hint(err, "check the keys in the file of s3_credentials, and what they may do with this bucket");
     else if (no_bucket(at, call, code))
-        error_hint(err, "make the bucket %s, or set s3_endpoint and s3_region of agent.conf to where it is", at->bucket);
+        error_hint(err, "make the bucket %s, or set s3_endpoint and s3_region of agent.conf to where it is",
+                   at->bucket);
     else if (no_store(call, code))
         error_hint(err, "%s", no_store_hint);
 }

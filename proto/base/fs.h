@@ -36,8 +36,8 @@ MUST_USE int fs_remove_tree(const char *path, struct error *err);
 bool fs_exists(const char *path);
 /* Joins with one '/'; ERR_INVALID when it does not fit. */
 MUST_USE int fs_join(char *out, size_t cap, struct error *err, const char *dir, const char *name);
-/* The directory that the last word of a path is in: "." of a lone word, "/" of "/a". out: PATH_MAX bytes; may be `path`.
- * A path of more is cut. */
+/* The directory that the last word of a path is in: "." of a lone word, "/" of "/a". out: PATH_MAX bytes, which may be
+ * `path`; a longer path is cut. */
 void fs_parent(char *out, const char *path);
 /* Writes all of it, through EINTR and short writes. */
 MUST_USE int fs_write_all(int fd, const void *data, size_t len, struct error *err);

@@ -102,7 +102,8 @@ def test_a_bucket_that_is_not_there_has_lost_no_copy(c):
     wait_until(lambda: "NoSuchBucket" in c.status(job)["info"], 20, "what the job waits for")
     store.buckets.add("models")
     store.faults[:] = [{"status": 404, "body": "<html>nothing here</html>", "times": 10_000}]  # another server
-    wait_until(lambda: "status 404" in c.status(job)["info"] and "NoSuchBucket" not in c.status(job)["info"], 20, "that")
+    info = lambda: c.status(job)["info"]
+    wait_until(lambda: "status 404" in info() and "NoSuchBucket" not in info(), 20, "that it waits for the store")
     store.faults[:] = [{"status": 200, "body": "<html>welcome</html>", "times": 10_000}]
     wait_until(lambda: "is a page" in c.status(job)["info"], 20, "what answers")
     assert copy_of(old["path"]) and all(not k.get("note") for k in rows(c, job, "COMMITTED"))
