@@ -238,6 +238,8 @@ bool job_fire(struct core *c, struct job *job, enum job_event event)
     job->share->waiting += waits(t.next) - waits(job->state);
     c->n_state[job->state]--;
     c->n_state[t.next]++;
+    if (job_state_terminal(t.next))
+        job->ended_from = job->state;
     job->state = t.next;
     c->n_ending += job_shown_state(job) != job->state;
     if (t.next != STATE(STOPPING))

@@ -151,7 +151,7 @@ struct attempt *job_add_attempt(struct job *job)
 Boost__JobState__Value job_shown_state(const struct job *job)
 {
     bool ends = job_state_terminal(job->state) && !job_state_terminal(job->durable.state);
-    return ends ? job->durable.state : job->state;
+    return ends ? job->ended_from : job->state;
 }
 
 const char *job_ended_text(const struct job *job)

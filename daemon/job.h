@@ -229,6 +229,7 @@ struct job {
         Boost__JobState__Value state;
         int restarts_used;
     } durable;
+    Boost__JobState__Value ended_from; /* the last state before its end, which is shown until that is durable */
 
     uint64_t version; /* grows with every change that a summary shows */
 

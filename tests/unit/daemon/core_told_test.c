@@ -318,6 +318,35 @@ static void an_end_is_shown_when_it_is_durable(void **state)
     life_end(l);
 }
 
+/* Nor does it go back to a state that it has left, whatever its row says still. */
+static void an_end_is_shown_from_where_the_job_was(void **state)
+{
+    (void)state;
+    struct life *l = begin(1);
+    say_finished(l->w, l->a, l->x);
+    pump(l->w);
+    l->id = submit(l->w);
+    l->x = newest(l->w, l->a, l->id);
+    assert_state(l->w, l->id, STARTING);
+    l->w->store->stuck = true;
+    say_step(l->w, l->a, l->x, 1);
+    pump(l->w);
+    assert_int_equal(core_summary(l->w->core, job_of(l->w, l->id), &l->mem)->state, STATE(RUNNING));
+    l->a->obeys_kill = false;
+    core_control(l->w->core, CANCEL, l->id, true, &user_ann, on_control, l->w);
+    pump(l->w);
+    kill_all(l->w, l->a, l->x);
+    pump(l->w);
+    assert_state(l->w, l->id, CANCELLED);
+    assert_int_equal(mem_job(l->w->store, l->id)->state, STATE(STARTING));
+    assert_int_equal(core_summary(l->w->core, job_of(l->w, l->id), &l->mem)->state, STATE(STOPPING));
+    store_one(l, 0);
+    assert_int_equal(core_summary(l->w->core, job_of(l->w, l->id), &l->mem)->state, STATE(STOPPING));
+    pump(l->w);
+    assert_int_equal(core_summary(l->w->core, job_of(l->w, l->id), &l->mem)->state, STATE(CANCELLED));
+    life_end(l);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -331,6 +360,7 @@ int main(void)
         cmocka_unit_test(no_older_one_goes_for_one_that_is_not_durable),
         cmocka_unit_test(what_a_job_began_from_stays_until_its_own_is_durable),
         cmocka_unit_test(an_end_is_shown_when_it_is_durable),
+        cmocka_unit_test(an_end_is_shown_from_where_the_job_was),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
