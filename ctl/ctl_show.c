@@ -23,7 +23,7 @@ static void show_summary(const struct ctl *ctl, const Boost__ShowReply *r)
              reason_name(s->reason));
     print_line("state", text);
     print_line("info", s->info);
-    if (r->reason_text && !(s->info && !strcmp(s->info, r->reason_text))) /* of a waiting job they are one */
+    if (r->reason_text && !(s->info && strstr(s->info, r->reason_text))) /* of a waiting job they are one */
         print_line("reason", r->reason_text);
     print_line("user", s->user);
     snprintf(text, sizeof text, "%d", s->priority);

@@ -209,13 +209,14 @@ static int one_step(struct run *r, struct error *err)
     struct agreement_votes joined = {
         .stop = result.stop, .checkpoint = result.checkpoint, .busy = result.busy, .asked = result.asked};
     struct agreement_actions actions = agreement_settle(&r->agreement, n, &joined);
+    /* What was voted on with this step is of the next. */
     if (actions.postponed && r->t->rank == 0)
-        report_line(report, "step %" PRId64 ": checkpoint postponed, the last one is still being written", n);
+        report_line(report, "step %" PRId64 ": checkpoint postponed, the last one is still being written", n + 1);
     if (actions.skipped && r->t->rank == 0)
         report_line(report,
                     "step %" PRId64 ": %" PRId64 " more checkpoint%s fell due while the last one was written, and "
                     "%s skipped: writing one takes longer than checkpoint.every_steps",
-                    n, actions.skipped, actions.skipped == 1 ? "" : "s", actions.skipped == 1 ? "was" : "were");
+                    n + 1, actions.skipped, actions.skipped == 1 ? "" : "s", actions.skipped == 1 ? "was" : "were");
     /* What makes updates not finite may already be in the weights: such a checkpoint must not take the place
      * of an older one in the retention. All ranks skip together, so no vote is needed. */
     bool due = actions.checkpoint || r->put_off;
