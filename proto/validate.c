@@ -493,8 +493,14 @@ static void check_optimizer(struct faults *all, const Boost__Optimizer *o)
         fault(all, "leave it out, or choose schedule: WSD", "optimizer.wsd_decay_steps applies to schedule WSD only");
 }
 
+/* With "/<store id>-<job>/step-<n>.a<k>" behind it, it has to fit into what ranks and agents have for a path. */
+enum { CHECKPOINT_DIR_MAX = 900 };
+
 static void check_checkpoint(struct faults *all, const Boost__Checkpoint *c, const Boost__Data *d)
 {
+    if (c->dir && strlen(c->dir) > CHECKPOINT_DIR_MAX)
+        fault(all, "name a directory with a shorter path, or a link to it",
+              "checkpoint.dir has %zu bytes, the limit is %d", strlen(c->dir), CHECKPOINT_DIR_MAX);
     if (c->every_steps > 0 && c->interval != BOOST__INTERVAL__VALUE__STEPS)
         fault(all, "leave it out, or choose interval: STEPS", "checkpoint.every_steps applies to interval STEPS only");
     if (c->every_seconds > 0 && c->interval != BOOST__INTERVAL__VALUE__SECONDS)

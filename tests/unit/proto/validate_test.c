@@ -31,7 +31,7 @@ static void load(const char *text)
 static int check_after(const char *assignments)
 {
     load(good);
-    char copy[512];
+    char copy[1024];
     snprintf(copy, sizeof copy, "%s", assignments);
     for (char *at = copy, *next; at && *at; at = next) {
         next = strchr(at, '|');
@@ -257,6 +257,11 @@ static void test_between_fields(void **state)
     refuse("checkpoint.init_from.weights_only=true",
            "checkpoint.init_from.weights_only needs checkpoint.init_from.path");
     accept("checkpoint.init_from.weights_only=true|checkpoint.init_from.path=job:17@8000");
+    char set[1000] = "checkpoint.dir=/";
+    memset(set + strlen(set), 'x', 899);
+    accept(set);
+    set[strlen(set)] = 'y';
+    refuse(set, "checkpoint.dir has 901 bytes, the limit is 900");
     refuse("checkpoint.dir=s3://b/p", "checkpoint.dir is a URL: ranks write into directories alone");
     refuse("checkpoint.init_from.path=s3://b/p/step-8.a1", "checkpoint.init_from.path is a URL and needs data.cache_dir");
     accept("checkpoint.init_from.path=s3://b/p/step-8.a1|data.cache_dir=/c");
