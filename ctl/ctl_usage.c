@@ -133,7 +133,8 @@ static bool take_setting(const char *text, Boost__UpdateRequest *body)
         body->time_limit_s = v;
         return true;
     }
-    ctl_usage("update", "cannot change '%.*s', only priority and time_limit_s", (int)len, text);
+    ctl_usage("update", "cannot change '%.*s', only priority and time_limit_s (all else: boostctl restart JOB --set %s)",
+              (int)len, text, text);
     return false;
 }
 

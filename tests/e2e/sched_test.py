@@ -74,7 +74,7 @@ def test_update_preemption_and_usage(c):
     kinds = [e["kind"] for e in c.events(low)]
     assert "preempted" in kinds and "queued" in kinds, kinds
     r = c.ctl("update", low, "steps=3")
-    assert r.rc == 2 and "only priority and time_limit_s" in r.err, r
+    assert r.rc == 2 and "only priority and time_limit_s" in r.err and "boostctl restart JOB --set" in r.err, r
     assert c.ctl("update", high, "priority=1").rc == 5
     c.ok("cancel", "--now", low)
     rows = c.json("usage", "--me")["users"]
