@@ -307,22 +307,24 @@ class Cluster:
 
     def rank_pids(self, job, attempt, node="n1"):
         """{rank: pid} of the ranks that run, from their identity files (boot id, pid, start time)."""
-        return self._pids(self.run_dir(job, attempt, node).glob("rank-*.pid"), r"rank-(\d+)\.pid")
+        return self._pids(self.run_dir(job, attempt, node), r"rank-(\d+)\.pid")
 
     def keeper_pid(self, job, attempt, node="n1"):
-        found = self._pids(self.run_dir(job, attempt, node).glob("keeper.id"), r"(keeper)\.id")
-        return found.get("keeper")
+        return self._pids(self.run_dir(job, attempt, node), r"(keeper)\.id").get("keeper")
 
     @staticmethod
-    def _pids(files, pattern):
+    def _pids(directory, pattern):
+        try:
+            names = os.listdir(directory)
+        except FileNotFoundError:
+            return {}  # not made yet, or the agent is done with it: at any moment, so no glob(), which looks twice
         found = {}
-        for f in files:
+        for key, name in ((m[1], m[0]) for m in (re.fullmatch(pattern, n) for n in names) if m):
             try:
-                _, number, start = f.read_text().split()[:3]
+                _, number, start = (directory / name).read_text().split()[:3]
                 pid = int(number)
             except (OSError, ValueError):
-                continue  # being written
-            key = re.fullmatch(pattern, f.name).group(1)
+                continue  # being written, or gone
             if alive(pid) and started(pid) == start:  # else the number is another process's by now
                 found[int(key) if key.isdigit() else key] = pid
         return found
