@@ -231,7 +231,7 @@ class Chaos(Cluster):
             sig = self.rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSEGV])
             return self.signal(pid, sig) and f"a rank of {job}.{attempt}, signal {int(sig)}"
         if "keeper" in victim:
-            found = [self._pids([f], r"(keeper)\.id").get("keeper")
+            found = [self._pids(f.parent, r"(keeper)\.id").get("keeper")
                      for f in self.dir.glob(f"agent-{name}/attempts/*/keeper.id")]
             if not any([self.signal(pid, signal.SIGKILL) for pid in found if pid]) and victim == "keeper":
                 return None
