@@ -253,6 +253,9 @@ static int make_memory(struct engine *e, struct error *err)
     if (!e->arena)
         return too_large(e, &memory, err);
     k->zero(e->ks, e->arena, (size_t)memory.total);
+    int rc = comms_share(e->comms, e->arena, (size_t)memory.total, err);
+    if (rc)
+        return rc;
     if (k->set_scratch)
         k->set_scratch(e->ks, engine_buffer(e, BUF_SCRATCH, 0), (size_t)e->backend.scratch);
     size_t tokens = (size_t)(2 * e->plan->accumulation * e->plan->T) * sizeof e->host->tokens[0];

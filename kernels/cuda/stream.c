@@ -1,5 +1,9 @@
 /* cuda.h: streams, their faults, memory, marks, captured sequences. */
 #include <nvtx3/nvToolsExt.h>
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wstrict-prototypes"
+#include <nccl.h>
+#pragma GCC diagnostic pop
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -234,22 +238,31 @@ size_t cuda_scratch_bytes(const struct scratch_shape *shape)
 /* What the context and the libraries of this process have of a device at most; plan_cuda_reserve() is the same. */
 static const size_t OWN_BYTES = (size_t)1536 << 20;
 
+/* By NCCL's allocator, so that other devices can be let into it (worker/comm/comm.h, comms_share()); where the driver has
+ * no memory of that kind it is cudaMalloc's. */
 void *cuda_alloc(size_t bytes, struct error *err)
 {
     void *p = NULL;
-    cudaError_t status = cudaMalloc(&p, bytes ? bytes : 1);
-    if (status == cudaSuccess)
-        return p;
-    size_t free_bytes = 0, total = 0;
-    cudaGetLastError();
-    /* A size that no address space holds is called invalid by some drivers. */
-    if (status != cudaErrorMemoryAllocation && status != cudaErrorInvalidValue) {
-        device_error(err, status, "memory for tensors");
+    cudaError_t device = cudaFree(NULL); /* the context, which NCCL takes for granted */
+    if (device != cudaSuccess) {
+        device_error(err, device, "memory for tensors");
         return NULL;
     }
-    if (cudaMemGetInfo(&free_bytes, &total) != cudaSuccess) {
-        cudaGetLastError();
-        error_set(err, ERR_NOMEM, "out of device memory: the rank asked for %zu MiB in one piece", bytes >> 20);
+    ncclResult_t status = bytes > SIZE_MAX / 2 ? ncclInvalidArgument : ncclMemAlloc(&p, bytes ? bytes : 1);
+    if (status == ncclSuccess)
+        return p;
+    cudaGetLastError();
+    size_t free_bytes = 0, total = 0;
+    device = cudaMemGetInfo(&free_bytes, &total);
+    if (device != cudaSuccess) {
+        device_error(err, device, "memory for tensors");
+        return NULL;
+    }
+    if (bytes <= free_bytes / 16 * 15) {
+        const char *detail = ncclGetLastError(NULL);
+        error_set(err, ERR_DEVICE, "memory for tensors: %zu MiB: %s%s%s", bytes >> 20, ncclGetErrorString(status),
+                  detail && detail[0] ? ": " : "", detail ? detail : "");
+        error_hint(err, "NCCL_CUMEM_ENABLE=0 in the environment of the job takes memory of another kind");
         return NULL;
     }
     bool fits_alone = total > OWN_BYTES && bytes <= total - OWN_BYTES;
@@ -263,7 +276,7 @@ void *cuda_alloc(size_t bytes, struct error *err)
 
 void cuda_release(void *p)
 {
-    if (p && cudaFree(p) != cudaSuccess)
+    if (p && ncclMemFree(p) != ncclSuccess)
         cudaGetLastError(); /* the stream's next call reports a broken device */
 }
 

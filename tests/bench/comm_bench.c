@@ -161,14 +161,14 @@ static int make_room(struct rank *r, struct error *err)
     for (int i = 0; i < r->bench->n; i++)
         if (r->bench->calls[i].bytes + r->bench->calls[i].second > most)
             most = r->bench->calls[i].bytes + r->bench->calls[i].second;
-    size_t bytes = (size_t)most + 1024;
+    size_t room = ((size_t)most + 1024 + 255) / 256 * 256, bytes = 2 * room;
     r->data = r->k->alloc(bytes, err);
-    r->out = r->data ? r->k->alloc(bytes, err) : NULL;
-    if (!r->out)
+    if (!r->data)
         return error_context(err, "%zu bytes for the calls' data", bytes);
+    r->out = (char *)r->data + room;
     r->k->zero(r->ks, r->data, bytes);
-    r->k->zero(r->ks, r->out, bytes);
-    return r->k->stream_sync(r->ks, err);
+    int rc = comms_share(&r->comms, r->data, bytes, err);
+    return rc ? rc : r->k->stream_sync(r->ks, err);
 }
 
 static int make_call(struct rank *r, const struct call *c, struct error *err)

@@ -125,21 +125,26 @@ static inline void begin(struct world *w, int tp, int dp, int pp, rank_body *bod
     start_connected(w, tp * dp * pp, &layout, ALIVE_MS, connect_nccl, body);
 }
 
-/* Device memory holding elements of `rank`'s numbers; NULL is a failure. */
-static inline void *numbers(enum dtype t, int64_t n, int rank)
+/* Elements of `rank`'s numbers into device memory. */
+static inline bool lay(enum dtype t, void *to, int64_t n, int rank)
 {
     struct error err;
     size_t bytes = (size_t)n * dtype_size(t);
-    void *host = malloc(bytes), *to = k->alloc(bytes, &err);
+    void *host = malloc(bytes);
     for (int64_t i = 0; i < n; i++)
         put(t, host, i, value(rank, i));
-    if (to) {
-        k->upload(ks, to, host, bytes);
-        if (k->stream_sync(ks, &err))
-            to = NULL;
-    }
+    k->upload(ks, to, host, bytes);
+    bool there = !k->stream_sync(ks, &err);
     free(host);
-    return to;
+    return there;
+}
+
+/* Device memory holding them; NULL is a failure. */
+static inline void *numbers(enum dtype t, int64_t n, int rank)
+{
+    struct error err;
+    void *to = k->alloc((size_t)n * dtype_size(t), &err);
+    return to && lay(t, to, n, rank) ? to : NULL;
 }
 
 /* Whether element i of device memory is times * want(i) for all of [0, n). */

@@ -1,5 +1,5 @@
 /* NCCL between real processes that share one GPU, which NCCL does over sockets: every kind, type and shape against sums
- * that are exact, and captured calls. */
+ * that are exact, captured calls, and memory that the ranks share. */
 #include "tests/gpu/nccl_ranks.h"
 
 /* ---- exact sums ------------------------------------------------------------------------ */
@@ -288,6 +288,57 @@ static void the_device_tells_how_far_it_is(void **state)
     all_end_well(&w);
 }
 
+/* ---- shared memory -------------------------------------------------------------------- */
+
+/* Of small and large calls, which NCCL makes in different ways, two types in one, some elements off the 16 bytes. */
+static int shared(struct comms *comms, int to_test)
+{
+    (void)to_test;
+    enum { ROOM = 4 << 20 };
+    static const int64_t counts[] = {1, 513, 300001, 2 << 20};
+    struct error err;
+    struct comm *c = &comms->tp;
+    char *memory = k->alloc(2 * ROOM, &err);
+    struct kgraph *graph = NULL;
+    CHECK(memory);
+    CHECK(!comms_share(comms, memory, 2 * ROOM, &err));
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+        for (int odd = 0; odd < 2; odd++) {
+            int64_t n = counts[i] - (odd && i == 3);
+            struct comm_segment s[] = {{memory + 2 * odd, n, DTYPE_BF16}, {memory + ROOM + 4 * odd, 4096, DTYPE_F32}};
+            for (int turn = 0; turn < 4; turn++) { /* plain; captured; and launched again */
+                CHECK(lay(DTYPE_BF16, s[0].data, n, c->rank) && lay(DTYPE_F32, s[1].data, 4096, c->rank));
+                CHECK(turn != 1 || !k->capture_begin(ks, &err));
+                CHECK(turn > 1 || !comm_all_reduce(c, ks, s, 2, COMM_SUM, "test", &err));
+                CHECK(turn != 1 || !k->capture_end(ks, &graph, &err));
+                if (turn)
+                    k->graph_launch(ks, graph);
+                CHECK(holds(DTYPE_BF16, s[0].data, n, COMM_SUM, c->size, 0, 0, 1));
+                CHECK(holds(DTYPE_F32, s[1].data, 4096, COMM_SUM, c->size, 0, 0, 1));
+            }
+            k->graph_destroy(graph);
+        }
+    struct comm_segment most = {memory, 1000, DTYPE_F32};
+    CHECK(lay(DTYPE_F32, memory, 1000, c->rank));
+    CHECK(!comm_all_reduce(c, ks, &most, 1, COMM_MAX, "test", &err));
+    CHECK(holds(DTYPE_F32, memory, 1000, COMM_MAX, c->size, 0, 0, 1));
+    CHECK(!k->stream_sync(ks, &err));
+    k->release(memory);
+    return 0;
+}
+
+/* The ranks each on a GPU where there are two; on one GPU nothing is shared, and the sums are the same. */
+static void shared_memory_gives_the_same_sums(void **state)
+{
+    (void)state;
+    need_gpu();
+    struct world w;
+    spread = true;
+    begin(&w, 2, 1, 1, shared);
+    all_end_well(&w);
+    spread = false;
+}
+
 /* ---- one rank ------------------------------------------------------------------------- */
 
 static int alone(struct comms *comms, int to_test)
@@ -322,6 +373,7 @@ int main(void)
         cmocka_unit_test(captured_calls_replay),
         cmocka_unit_test(the_device_tells_how_far_it_is),
         cmocka_unit_test(the_first_call_may_be_captured),
+        cmocka_unit_test(shared_memory_gives_the_same_sums),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

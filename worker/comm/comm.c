@@ -164,6 +164,15 @@ void comm_destroy(struct comm *c)
     c->state = NULL;
 }
 
+int comms_share(struct comms *c, void *memory, size_t bytes, struct error *err)
+{
+    struct comm *tp = &c->tp;
+    if (tp->size < 2 || !tp->backend->share)
+        return ERR_OK;
+    int rc = tp->backend->share(tp, memory, bytes, err);
+    return rc ? error_context(err, "sharing %zu MiB with the ranks of group tp", bytes >> 20) : ERR_OK;
+}
+
 void comms_abort(struct comms *c, const struct error *why)
 {
     if (c->world.backend && c->world.backend->abort)

@@ -97,6 +97,7 @@ struct comm_backend {
     /* In the memory that the calls work on, for a group of one; NULL: memcpy. */
     void (*copy)(struct kstream *ks, void *to, const void *from, size_t bytes);
     void (*abort)(struct comm *world, const struct error *why); /* comms_abort(); NULL: not needed */
+    int (*share)(struct comm *c, void *memory, size_t bytes, struct error *err); /* comms_share(); NULL: not needed */
 };
 
 /* The calls model code makes (comm.c): they count, time, note, and do nothing in a group of one
@@ -145,6 +146,12 @@ double comms_seconds(const struct comms *c);
 struct comm *comms_group(struct comms *c, enum comm_group g);
 void comms_set_pass(struct comms *c, enum comm_pass pass);
 void comms_set_note(struct comms *c, void (*note)(void *arg, const struct comm_call *call, bool entered), void *arg);
+/* Gives the ranks of group tp the reach of one another's memory, where they have a way to use it: calls over tp whose
+ * segments all lie in it then take the other ranks' part from where it is and add it up in an order of their own, the
+ * same each time. By every rank of the group at once, before its first call, once; blocks. `memory` is of the kernels'
+ * alloc(), as large on each rank, and used alike there: a call's segments are at the same offsets. It may be released
+ * before the groups end; the device has it back after both. */
+MUST_USE int comms_share(struct comms *c, void *memory, size_t bytes, struct error *err);
 /* For a rank that fails because of `why`, before it frees what its calls work on: ends the calls under way, which may
  * wait for other ranks for ever. Only comms_destroy() may follow. */
 void comms_abort(struct comms *c, const struct error *why);

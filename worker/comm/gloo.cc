@@ -386,7 +386,7 @@ void gloo_destroy(struct comm *c)
 
 const struct comm_backend gloo_backend = {
     "gloo", gloo_all_reduce, gloo_reduce_scatter, gloo_all_gather, gloo_exchange, gloo_destroy, false,
-    nullptr, nullptr, nullptr,
+    nullptr, nullptr, nullptr, nullptr,
 };
 
 /* ---- connecting ------------------------------------------------------------ */

@@ -102,6 +102,24 @@ static int nccl_exchange(struct comm *c, struct kstream *ks, const struct comm_m
     return end(m, group_end(status), err);
 }
 
+#if NCCL_HAS_WINDOWS
+/* NCCL's window over memory of ncclMemAlloc(): its kernels for symmetric memory read and write the other ranks' through
+ * it, without copies into NCCL's own buffers. */
+static int nccl_share(struct comm *c, void *memory, size_t bytes, struct error *err)
+{
+    struct member *m = c->state;
+    if (!m->rank->tp_on_one_host)
+        return ERR_OK;
+    int rc = begin(m->rank, err);
+    if (rc)
+        return rc;
+    rc = end(m, ncclCommWindowRegister(m->comm, memory, bytes, &m->window, NCCL_WIN_COLL_SYMMETRIC), err);
+    if (rc && rc != ERR_PEER_LOST)
+        error_hint(err, "NCCL_WIN_ENABLE=0 in the environment of the job goes without; NCCL_DEBUG=WARN says more");
+    return rc;
+}
+#endif
+
 /* The texts are constants. */
 static void nccl_stamp(struct comm *c, struct kstream *ks, const struct comm_call *call)
 {
@@ -146,6 +164,9 @@ static const struct comm_backend nccl_backend = {
     .all_gather = nccl_all_gather,
     .exchange = nccl_exchange,
     .destroy = nccl_destroy,
+#if NCCL_HAS_WINDOWS
+    .share = nccl_share,
+#endif
     .enqueues = true,
     .stamp = nccl_stamp,
     .copy = nccl_copy,

@@ -36,7 +36,7 @@ int nccl_explain(struct nccl_rank *r, ncclResult_t status, int wait_ms, struct e
     return error_hint(err, "NCCL_DEBUG=WARN in the environment of the agent makes NCCL say more");
 }
 
-/* ---- ranks that share a device ----------------------------------------------------- */
+/* ---- who is on which device -------------------------------------------------------- */
 
 /* What NCCL tells hosts and devices apart by: "<host name> <boot> <bus id>". */
 static int identify(char out[DEVICE_TEXT], struct error *err)
@@ -93,6 +93,22 @@ static bool any_shared(int world, char (*all)[DEVICE_TEXT], int *a, int *b)
     return false;
 }
 
+/* Up to the device: "<host name> <boot>". */
+static bool same_host(const char *a, const char *b)
+{
+    const char *end = strrchr(a, ' ');
+    return end && !strncmp(a, b, (size_t)(end - a) + 1);
+}
+
+/* Whether the ranks of a group are. */
+static bool on_one_host(const struct comm_place *group, char (*all)[DEVICE_TEXT])
+{
+    for (int i = 1; i < group->size; i++)
+        if (!same_host(all[group->first], all[group->first + i * group->step]))
+            return false;
+    return true;
+}
+
 /* NCCL refuses two ranks on one device of one host. Its variables are read at its first call in the process. */
 static void as_if_on_hosts_of_their_own(const struct nccl_rank *r, const char *bind_address, int a, int b)
 {
@@ -110,16 +126,19 @@ static void as_if_on_hosts_of_their_own(const struct nccl_rank *r, const char *b
     r->watch.say(r->watch.arg, line);
 }
 
-static int look_for_shared_devices(const struct nccl_rank *r, const char *bind_address, const struct rendezvous *rv,
-                                   int64_t deadline_ns, struct error *err)
+static int look_at_devices(struct nccl_rank *r, const struct comm_layout *layout, const char *bind_address,
+                           const struct rendezvous *rv, int64_t deadline_ns, struct error *err)
 {
     int a, b;
     char(*all)[DEVICE_TEXT] = calloc((size_t)r->world, sizeof *all);
     if (!all)
         return error_set(err, ERR_NOMEM, "out of memory");
     int rc = exchange_devices(r, rv, deadline_ns, all, err);
-    if (!rc && any_shared(r->world, all, &a, &b))
+    bool shared = !rc && any_shared(r->world, all, &a, &b);
+    if (shared)
         as_if_on_hosts_of_their_own(r, bind_address, a, b);
+    struct comm_place tp = comm_place_of(layout, r->rank, GROUP_TP);
+    r->tp_on_one_host = !rc && !shared && on_one_host(&tp, all);
     free(all);
     return rc;
 }
@@ -251,7 +270,7 @@ int nccl_connect(struct nccl_rank *r, const struct comm_layout *layout, const ch
     if (rc)
         error_context(err, "connecting group world");
     else
-        rc = look_for_shared_devices(r, bind_address, rv, deadline, err);
+        rc = look_at_devices(r, layout, bind_address, rv, deadline, err);
     if (!rc)
         rc = connect_root(r, rv, deadline, timeout_ms, err);
     if (!rc)

@@ -17,6 +17,9 @@
 #include <nccl.h>
 #pragma GCC diagnostic pop
 
+/* Whether NCCL can be given memory that ranks share. */
+#define NCCL_HAS_WINDOWS (NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 3))
+
 enum {
     NCCL_BLAME_WAIT_MS = 1000, /* after an error, for the news of who is gone */
     NCCL_COMMUNICATORS = GROUP_COUNT + 1,
@@ -27,6 +30,9 @@ enum {
 struct member {
     struct nccl_rank *rank;
     ncclComm_t comm;
+#if NCCL_HAS_WINDOWS
+    ncclWindow_t window; /* of comms_share(); NULL: none */
+#endif
 };
 
 /* A thread that ends a communicator, or all. */
@@ -43,6 +49,7 @@ struct nccl_rank {
     struct comms_watch watch;
     struct peers *peers;
     ncclComm_t root; /* of all ranks; makes the others */
+    bool tp_on_one_host; /* and each of its ranks has a device of its own */
     struct member members[GROUP_COUNT];
     volatile struct cuda_stamps *stamps; /* page-locked; by group, values are 1 + a number in `kinds` */
     struct comm_call kinds[NCCL_CALLS];

@@ -123,8 +123,14 @@ static void *abort_one(void *comm)
 /* Group by group, the root last: a communicator's calls and its end never overlap another one's end. */
 static void *finish_all(void *arg)
 {
+    struct nccl_rank *r = arg;
     ncclComm_t all[NCCL_COMMUNICATORS];
-    int n = communicators(arg, all);
+    int n = communicators(r, all);
+#if NCCL_HAS_WINDOWS
+    for (int g = 0; g < GROUP_COUNT; g++)
+        if (r->members[g].window)
+            ncclCommWindowDeregister(r->members[g].comm, r->members[g].window);
+#endif
     for (int i = 0; i < n; i++) {
         ncclResult_t status = ncclCommFinalize(all[i]);
         while (status == ncclInProgress) {
