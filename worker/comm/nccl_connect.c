@@ -248,7 +248,7 @@ static int split_groups(struct nccl_rank *r, const struct comm_layout *layout, i
             continue;
         ncclConfig_t config = config_of(name, 1);
         if (g == GROUP_TP)
-            config.maxCTAs = COMM_PROCESSORS; /* as many are kept free for it (block.c) */
+            config.minCTAs = config.maxCTAs = COMM_PROCESSORS; /* as many are kept free for it (block.c) */
         ncclResult_t status =
             ncclCommSplit(r->root, mine ? place.first : NCCL_SPLIT_NOCOLOR, place.rank, &m->comm, &config);
         int rc = settle(r, status, deadline_ns, timeout_ms, name, err);
