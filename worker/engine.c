@@ -256,6 +256,7 @@ static int make_memory(struct engine *e, struct error *err)
     int rc = comms_share(e->comms, e->arena, (size_t)memory.total, err);
     if (rc)
         return rc;
+    e->sums_latents = plan_sums_in_kernels(e->plan) && k->latent_sum_forward && e->comms->tp.reach;
     if (k->set_scratch)
         k->set_scratch(e->ks, engine_buffer(e, BUF_SCRATCH, 0), (size_t)e->backend.scratch);
     size_t tokens = (size_t)(2 * e->plan->accumulation * e->plan->T) * sizeof e->host->tokens[0];

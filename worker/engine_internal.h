@@ -131,6 +131,7 @@ struct engine {
     const struct plan_cut *cut;
     struct plan_widths w; /* on this rank */
     bool adds;            /* nothing is summed over ranks behind o and down: their products add the residual too */
+    bool sums_latents;    /* over tp, in the kernels that use them (latent_sum()) */
     struct attention attention;
     int64_t head_rows;                      /* whose logits are kept at a time */
     struct rows rows;                       /* at work in a block: all, or a slice of them */
@@ -300,6 +301,14 @@ void *latent_h(const struct engine *e, const struct bundle *b, int64_t layer);
 void *latent_z(const struct engine *e, const struct bundle *b, int64_t layer);
 /* From complete products to R and z = activation(Y), Y = R H (ONLINE) or H. `again`: R is known, z is to be made. */
 int latent_activate(struct engine *e, const struct bundle *b, int64_t layer, struct error *err);
+/* Where the engine sums_latents: this rank's part of a site's latents or of their gradient, its place for the statistic,
+ * and both functions above with the sum in front. Two places in turn (kernels.h): a block's sites alternate both ways,
+ * and a backward begins at the site that a forward ends with. */
+enum way { FORWARD, BACKWARD };
+void *latent_part(const struct engine *e, enum plan_site site, enum way way);
+void *latent_part_statistic(const struct engine *e, enum plan_site site);
+void latent_sum(struct engine *e, const struct bundle *b, int64_t layer, const char *what);
+void latent_gradient_sum(struct engine *e, const struct bundle *b, int64_t layer, void *dz, const char *what);
 /* dz, complete, becomes dH; with ONLINE BUF_K becomes what the norm's backward wants of this bundle. */
 int latent_gradient(struct engine *e, const struct bundle *b, int64_t layer, void *dz, struct error *err);
 enum latent_act latent_activation(const struct engine *e);

@@ -65,7 +65,9 @@ int norm_forward(struct engine *e, enum plan_site site, int64_t layer, const str
     const void *x = act_rows(e, sum->x, w), *y = sum->y ? act_rows(e, sum->y, w) : NULL;
     void *x_out = act_rows(e, norm_x(e, site, layer), w), *n = act_rows(e, norm_n(e, site, layer), w);
     void *R = stat_rows(e, norm_factor(e, site, layer), 1);
-    void *S = e->again ? stat_rows(e, engine_buffer(e, BUF_K, 0), 1) : R; /* R is known then, and S of no use */
+    void *S = e->sums_latents ? latent_part_statistic(e, site) : R;
+    if (e->again) /* R is known then, and S of no use */
+        S = stat_rows(e, engine_buffer(e, BUF_K, 0), 1);
     if (!p->norm_online && (!e->again || !e->cut->hidden)) /* of whole rows R comes again, with the same bits */
         return plain_norm_forward(e, x, y, gain, x_out, R, n, err);
     e->k->residual_gain(e->ks, rows, w, x, y, gain->weight, x_out, n, S);

@@ -52,6 +52,10 @@ static int latent(struct engine *e, enum plan_site site, int64_t layer, const vo
         int64_t columns = bundle_columns(e, &b);
         void *h = latent_h(e, &b, layer);
         bool last = with_statistic && i == bundles - 1;
+        if (e->sums_latents) {
+            down_forward(e, columns, in, &a, act_rows(e, x, in), latent_part(e, site, FORWARD));
+            continue;
+        }
         down_forward(e, columns, in, &a, act_rows(e, x, in), h);
         rc = begin_sum(e, &b, h, columns, last ? stat_rows(e, norm_factor(e, site, layer), 1) : NULL, sums[site], err);
     }
@@ -88,6 +92,11 @@ static int settle(struct engine *e, enum plan_site site, int64_t layer, struct e
 {
     bool summed = e->again; /* they were kept so */
     int rc = ERR_OK;
+    if (e->sums_latents && !summed) {
+        struct bundle all = bundle_at(e, site, 0);
+        latent_sum(e, &all, layer, sums[site]);
+        return ERR_OK;
+    }
     for (int i = 0; i < bundle_count(e, site) && !summed && !rc; i++) {
         struct bundle b = bundle_at(e, site, i);
         rc = end_sum(e, &b, err);
@@ -125,10 +134,12 @@ static void *latent_dz(const struct engine *e, const struct bundle *b)
 static int dlatent(struct engine *e, const struct bundle *b, int64_t layer, const void *dy, struct error *err)
 {
     struct bundle_up up = up_of(e, b, layer);
-    void *dz = latent_dz(e, b);
+    void *dz = e->sums_latents ? latent_part(e, b->site, BACKWARD) : latent_dz(e, b);
     const void *of_bundle = act_at(e, dy, up.y);
+    int rc = ERR_OK;
     fan_input(e, &up.fan, &up.b, of_bundle, dz);
-    int rc = begin_sum(e, b, dz, bundle_columns(e, b), NULL, gradients[b->site], err);
+    if (!e->sums_latents)
+        rc = begin_sum(e, b, dz, bundle_columns(e, b), NULL, gradients[b->site], err);
     if (!rc)
         fan_weight(e, &up.fan, &up.b, latent_z(e, b, layer), of_bundle);
     return rc;
@@ -148,8 +159,12 @@ static int dinput(struct engine *e, const struct bundle *b, int64_t layer, const
     int64_t in = e->w.in[b->site];
     struct param a = bundle_down(e, b, layer);
     void *dz = latent_dz(e, b);
-    int rc = end_sum(e, b, err);
-    if (!rc)
+    int rc = ERR_OK;
+    if (e->sums_latents)
+        latent_gradient_sum(e, b, layer, dz, gradients[b->site]);
+    else
+        rc = end_sum(e, b, err);
+    if (!rc && !e->sums_latents)
         rc = latent_gradient(e, b, layer, dz, err);
     if (rc)
         return rc;

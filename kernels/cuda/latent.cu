@@ -1,17 +1,8 @@
 /* cuda.h: the bottleneck's norm and activation, a warp to a row. */
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/latent.cuh"
 
 namespace
 {
-
-/* Y = R H as it would be stored. */
-template <int V> __device__ inline void apply_factor(float (&y)[V], float r)
-{
-#pragma unroll
-    for (int i = 0; i < V; i++)
-        y[i] *= r;
-    round_stored(y);
-}
 
 template <int V>
 __global__ void __launch_bounds__(BLOCK) latent_forward(int64_t T, int64_t n, float inv_d, float eps, bool silu,
@@ -26,11 +17,8 @@ __global__ void __launch_bounds__(BLOCK) latent_forward(int64_t T, int64_t n, fl
         load<V>(H + row * n + j, y);
         if (R)
             apply_factor(y, r);
-        if (silu) {
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                y[i] *= sigmoid(y[i]);
-        }
+        if (silu)
+            apply_silu(y);
         if (R || z != H)
             store(z + row * n + j, y);
     }
@@ -45,21 +33,9 @@ __global__ void __launch_bounds__(BLOCK) latent_backward(int64_t T, int64_t n, f
         return;
     float r = R ? R[row] : 1, c = 0;
     for (int64_t j = first_column<V>(); j < n; j += LANES * V) {
-        float y[V], dy[V];
-        load<V>(latent + row * n + j, y);
+        float dy[V];
         load<V>(dz + row * n + j, dy);
-        if (silu) {
-            if (R)
-                apply_factor(y, r);
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                dy[i] *= silu_slope(y[i], sigmoid(y[i]));
-        }
-#pragma unroll
-        for (int i = 0; i < V; i++) {
-            c += dy[i] * y[i];
-            dy[i] *= r;
-        }
+        c += latent_gradient<V>(latent + row * n + j, R != nullptr, r, silu, dy);
         store(dz + row * n + j, dy);
     }
     if (!k)

@@ -339,6 +339,105 @@ static void shared_memory_gives_the_same_sums(void **state)
     spread = false;
 }
 
+/* ---- sums in the kernels that use them -------------------------------------------------- */
+
+enum { PLACE = 1 << 20, PLACES = 12 };
+
+static bool same_bytes(const void *a, const void *b, size_t bytes)
+{
+    struct error err;
+    char *x = malloc(bytes), *y = malloc(bytes);
+    k->download(ks, x, a, bytes);
+    k->download(ks, y, b, bytes);
+    bool same = !k->stream_sync(ks, &err) && !memcmp(x, y, bytes);
+    free(x);
+    free(y);
+    return same;
+}
+
+/* Numbers of a rank with more bits than a sum in bf16 keeps. */
+static bool lay_uneven(enum dtype t, void *to, int64_t n, int rank, int seed)
+{
+    struct error err;
+    unsigned x = (unsigned)(seed * 7919 + rank * 104729 + 1);
+    void *host = malloc((size_t)n * dtype_size(t));
+    for (int64_t i = 0; i < n; i++) {
+        x = x * 1664525u + 1013904223u;
+        put(t, host, i, ((double)(x >> 8) / (1 << 24) - (t == DTYPE_F32 ? 0 : 0.5)) * 3);
+    }
+    k->upload(ks, to, host, (size_t)n * dtype_size(t));
+    bool there = !k->stream_sync(ks, &err);
+    free(host);
+    return there;
+}
+
+/* Both operations at one shape, against the sum and the operation by themselves, to the bit; in turn at two places. */
+static int sums_at(struct comms *comms, char *memory, int64_t T, int64_t n, bool silu, bool normed, int turn)
+{
+    enum { D = 96 };
+    struct error err;
+    struct comm *c = &comms->tp;
+    enum latent_act act = silu ? LATENT_SILU : LATENT_IDENTITY;
+    char *at[PLACES];
+    for (int i = 0; i < PLACES; i++)
+        at[i] = memory + (size_t)i * PLACE;
+    char *part = at[turn % 2], *S = part + PLACE / 2;
+    char *H = at[2], *R = at[3], *z = silu ? at[4] : at[2], *apart = at[5], *want_z = silu ? at[6] : at[5],
+         *want_R = at[7];
+    CHECK(lay_uneven(DTYPE_BF16, part, T * n, c->rank, turn) && lay_uneven(DTYPE_BF16, apart, T * n, c->rank, turn));
+    CHECK(lay_uneven(DTYPE_F32, S, T, c->rank, turn) && lay_uneven(DTYPE_F32, want_R, T, c->rank, turn));
+    struct comm_segment s[] = {{apart, T * n, DTYPE_BF16}, {want_R, T, DTYPE_F32}};
+    CHECK(!comm_all_reduce(c, ks, s, 2, COMM_SUM, "test", &err));
+    k->latent_forward(ks, T, n, D, 1e-5, act, apart, normed ? want_R : NULL, normed ? want_R : NULL, want_z);
+    k->latent_sum_forward(ks, c->reach, T, n, D, 1e-5, act, part, normed ? S : NULL, H, normed ? R : NULL, z);
+    CHECK(same_bytes(z, want_z, (size_t)(T * n) * 2));
+    CHECK(!silu || same_bytes(H, apart, (size_t)(T * n) * 2));
+    CHECK(!normed || same_bytes(R, want_R, (size_t)T * 4));
+    char *dz = at[8], *K = at[9], *want_dz = at[10], *want_K = at[11];
+    part = at[(turn + 1) % 2];
+    CHECK(lay_uneven(DTYPE_BF16, part, T * n, c->rank, ~turn) && lay_uneven(DTYPE_BF16, want_dz, T * n, c->rank, ~turn));
+    struct comm_segment gradient = {want_dz, T * n, DTYPE_BF16};
+    CHECK(!comm_all_reduce(c, ks, &gradient, 1, COMM_SUM, "test", &err));
+    const void *latent = silu ? H : z, *factor = normed ? R : NULL;
+    k->latent_backward(ks, T, n, D, act, latent, factor, want_dz, normed ? want_K : NULL);
+    k->latent_sum_backward(ks, c->reach, T, n, D, act, latent, factor, part, dz, normed ? K : NULL);
+    CHECK(same_bytes(dz, want_dz, (size_t)(T * n) * 2));
+    CHECK(!normed || same_bytes(K, want_K, (size_t)T * 4));
+    return 0;
+}
+
+static int own_sums(struct comms *comms, int to_test)
+{
+    (void)to_test;
+    static const int64_t shapes[][2] = {{1, 8}, {3, 5}, {40, 96}, {2300, 96}, {77, 2304}, {64, 1000}};
+    struct error err;
+    char *memory = k->alloc((size_t)PLACES * PLACE, &err);
+    int turn = 0;
+    CHECK(memory);
+    CHECK(!comms_share(comms, memory, (size_t)PLACES * PLACE, &err));
+    if (!comms->tp.reach) {
+        fprintf(stderr, "# ranks that share a GPU do not reach each other's memory: nothing to test\n");
+        return 0;
+    }
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int way = 0; way < 4; way++)
+            if (sums_at(comms, memory, shapes[i][0], shapes[i][1], way & 1, way & 2, turn++))
+                return 1;
+    k->release(memory);
+    return 0;
+}
+
+static void latents_are_summed_where_they_are_used(void **state)
+{
+    (void)state;
+    need_gpu();
+    struct world w;
+    spread = true;
+    begin(&w, 2, 1, 1, own_sums);
+    all_end_well(&w);
+    spread = false;
+}
+
 /* ---- one rank ------------------------------------------------------------------------- */
 
 static int alone(struct comms *comms, int to_test)
@@ -374,6 +473,7 @@ int main(void)
         cmocka_unit_test(the_device_tells_how_far_it_is),
         cmocka_unit_test(the_first_call_may_be_captured),
         cmocka_unit_test(shared_memory_gives_the_same_sums),
+        cmocka_unit_test(latents_are_summed_where_they_are_used),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -75,20 +75,31 @@ static void copy_alone(struct comm *c, struct kstream *ks, void *to, const void 
         memcpy(to, from, (size_t)bytes);
 }
 
-int comm_all_reduce(struct comm *c, struct kstream *ks, const struct comm_segment *segments, int n, enum comm_op op,
-                    const char *what, struct error *err)
+struct comm_own_sum comm_own_sum_begin(struct comm *c, struct kstream *ks, const struct comm_segment *segments, int n,
+                                       const char *what)
 {
-    if (c->size == 1)
-        return ERR_OK;
     int64_t elements = 0, bytes = 0;
     for (int i = 0; i < n; i++) {
         elements += segments[i].count;
         bytes += segments[i].count * (int64_t)dtype_size(segments[i].dtype);
     }
     const struct comm_call call = {what, comm_kind_name(COMM_ALL_REDUCE), c->group, bytes};
-    int64_t started = enter(c, ks, &call);
+    return (struct comm_own_sum){call, elements, enter(c, ks, &call)};
+}
+
+void comm_own_sum_end(struct comm *c, const struct comm_own_sum *sum)
+{
+    (void)leave(c, COMM_ALL_REDUCE, sum->elements, &sum->call, sum->started, ERR_OK, NULL);
+}
+
+int comm_all_reduce(struct comm *c, struct kstream *ks, const struct comm_segment *segments, int n, enum comm_op op,
+                    const char *what, struct error *err)
+{
+    if (c->size == 1)
+        return ERR_OK;
+    struct comm_own_sum sum = comm_own_sum_begin(c, ks, segments, n, what);
     int rc = c->backend->all_reduce(c, ks, segments, n, op, err);
-    return leave(c, COMM_ALL_REDUCE, elements, &call, started, rc, err);
+    return leave(c, COMM_ALL_REDUCE, sum.elements, &sum.call, sum.started, rc, err);
 }
 
 int comm_reduce_scatter(struct comm *c, struct kstream *ks, void *data, void *out, int64_t chunk, enum dtype dtype,

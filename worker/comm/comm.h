@@ -71,7 +71,8 @@ struct comm {
     /* For the status page: a call was entered, or left again. By the thread that makes the call; may be NULL. */
     void (*note)(void *arg, const struct comm_call *call, bool entered);
     void *note_arg;
-    void *state; /* the backend's */
+    const struct kreach *reach; /* of comms_share(), for kernels that make a sum over this group themselves; NULL: none */
+    void *state;                /* the backend's */
 };
 
 struct comm_backend {
@@ -97,13 +98,23 @@ struct comm_backend {
     /* In the memory that the calls work on, for a group of one; NULL: memcpy. */
     void (*copy)(struct kstream *ks, void *to, const void *from, size_t bytes);
     void (*abort)(struct comm *world, const struct error *why); /* comms_abort(); NULL: not needed */
-    int (*share)(struct comm *c, void *memory, size_t bytes, struct error *err); /* comms_share(); NULL: not needed */
+    /* comms_share(); may set c->reach. NULL: not needed. */
+    int (*share)(struct comm *c, void *memory, size_t bytes, struct error *err);
 };
 
 /* The calls model code makes (comm.c): they count, time, note, and do nothing in a group of one
  * (reduce_scatter and all_gather then copy). `what` is a short constant text: "latent qkv". */
 MUST_USE int comm_all_reduce(struct comm *c, struct kstream *ks, const struct comm_segment *segments, int n,
                              enum comm_op op, const char *what, struct error *err);
+/* The same, made by kernels that the caller enqueues meanwhile (the group has a `reach`): begun in front of them, ended
+ * behind them. */
+struct comm_own_sum {
+    struct comm_call call;
+    int64_t elements, started;
+};
+struct comm_own_sum comm_own_sum_begin(struct comm *c, struct kstream *ks, const struct comm_segment *segments, int n,
+                                       const char *what);
+void comm_own_sum_end(struct comm *c, const struct comm_own_sum *sum);
 MUST_USE int comm_reduce_scatter(struct comm *c, struct kstream *ks, void *data, void *out, int64_t chunk,
                                  enum dtype dtype, const char *what, struct error *err);
 MUST_USE int comm_all_gather(struct comm *c, struct kstream *ks, const void *in, void *out, int64_t chunk,

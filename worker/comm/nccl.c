@@ -136,6 +136,9 @@ static int nccl_share(struct comm *c, void *memory, size_t bytes, struct error *
     if (rc)
         return rc;
     rc = end(m, ncclCommWindowRegister(m->comm, memory, bytes, &m->window, NCCL_WIN_COLL_SYMMETRIC), err);
+    if (!rc && c->size == 2)
+        rc = cuda_reach_create(m->comm, m->window, memory, &m->reach, err);
+    c->reach = m->reach;
     if (rc && rc != ERR_PEER_LOST)
         error_hint(err, "NCCL_WIN_ENABLE=0 in the environment of the job goes without; NCCL_DEBUG=WARN says more");
     return rc;

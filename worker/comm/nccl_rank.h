@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <time.h>
 
+#include "kernels/cuda/reach.h"
 #include "proto/base/clock.h"
 #include "worker/comm/comm.h"
 #include "worker/comm/peers.h"
@@ -32,6 +33,7 @@ struct member {
     ncclComm_t comm;
 #if NCCL_HAS_WINDOWS
     ncclWindow_t window; /* of comms_share(); NULL: none */
+    struct kreach *reach;
 #endif
 };
 

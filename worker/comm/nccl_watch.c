@@ -128,8 +128,10 @@ static void *finish_all(void *arg)
     int n = communicators(r, all);
 #if NCCL_HAS_WINDOWS
     for (int g = 0; g < GROUP_COUNT; g++)
-        if (r->members[g].window)
+        if (r->members[g].window) {
+            cuda_reach_destroy(r->members[g].comm, r->members[g].reach);
             ncclCommWindowDeregister(r->members[g].comm, r->members[g].window);
+        }
 #endif
     for (int i = 0; i < n; i++) {
         ncclResult_t status = ncclCommFinalize(all[i]);

@@ -160,6 +160,9 @@ static void size_scratch(struct sizing *z)
     put(z, BUF_DN, MEM_SCRATCH, residual);
     put(z, BUF_DBRANCH, MEM_SCRATCH, z->p->grouped || z->p->norm_online ? 0 : residual);
     put(z, BUF_DLATENT, MEM_SCRATCH, rows_of(z, 3 * z->w.latent, z->b->act));
+    int64_t part = add(plan_statistic_offset(z->p, z->b, 3 * z->w.latent), rows_of(z, 1, z->b->stat));
+    put(z, BUF_PART_EVEN, MEM_SCRATCH, plan_sums_in_kernels(z->p) ? part : 0);
+    put(z, BUF_PART_ODD, MEM_SCRATCH, plan_sums_in_kernels(z->p) ? part : 0);
     put(z, BUF_K, MEM_SCRATCH, rows_of(z, 1, z->b->stat));
     put(z, BUF_ATTENTION, MEM_SCRATCH, z->b->attention_workspace);
     put(z, BUF_SCRATCH, MEM_SCRATCH, z->b->scratch);

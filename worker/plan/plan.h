@@ -98,6 +98,9 @@ const struct plan_cut *plan_cut_of(Boost__Strategy__Value strategy, bool publish
 const struct plan_cut *plan_cut(const struct plan *p);
 /* Whether o's and down's outputs are complete on their rank, so that their products add the residual as well. */
 bool plan_adds_residual(const struct plan *p);
+/* Whether latents may be summed by the kernels that use them, where ranks reach each other's memory (kernels.h,
+ * latent_sum_forward). */
+bool plan_sums_in_kernels(const struct plan *p);
 
 enum plan_projection { PROJ_Q, PROJ_K, PROJ_V, PROJ_O, PROJ_GATE, PROJ_UP, PROJ_DOWN, PROJ_COUNT };
 /* The four places of a block where linear layers stand; the branches of a site share their input. */

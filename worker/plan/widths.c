@@ -30,6 +30,11 @@ bool plan_adds_residual(const struct plan *p)
     return p->tp == 1 || plan_cut(p)->hidden;
 }
 
+bool plan_sums_in_kernels(const struct plan *p)
+{
+    return p->cuda && p->strategy == BOOST__STRATEGY__VALUE__BTP && p->tp == 2 && p->grouped && !p->overlap && !p->lax;
+}
+
 struct plan_branches plan_branches(enum plan_site site)
 {
     static const struct plan_branches of[SITE_COUNT] = {{PROJ_Q, 3}, {PROJ_O, 1}, {PROJ_GATE, 2}, {PROJ_DOWN, 1}};

@@ -46,6 +46,7 @@ static const struct {
     {SLOT(range_begin), SLOT(range_end)},
     {SLOT(choices_save), SLOT(choices_load)},
     {SLOT(attention_check), SLOT(attention_check)},
+    {SLOT(latent_sum_forward), SLOT(latent_sum_backward)},
 };
 
 static void *slot_of(const struct kernels *k, size_t slot)
