@@ -9,11 +9,14 @@ static const char *const gradients[SITE_COUNT] = {"latent gradient qkv", "latent
 
 /* An all-reduce over tp of n columns of the rows at work, with their statistic when S is not NULL: one segment when the
  * two are of one type and neighbours, else one call of two segments. Without overlap it is done at once; else it is
- * begun, and products that follow in the same part of the block run beside it. */
+ * begun, and products that follow in the same part of the block run beside it. Nothing where the sum is left to the
+ * kernel that uses it. */
 static int begin_sum(struct engine *e, const struct bundle *b, void *data, int64_t n, void *S, const char *what,
                      struct error *err)
 {
     int64_t rows = e->rows.count;
+    if (e->sums_latents)
+        return ERR_OK;
     struct overlap_call call = {
         .kind = COMM_ALL_REDUCE,
         .comm = &e->comms->tp,
@@ -50,12 +53,8 @@ static int latent(struct engine *e, enum plan_site site, int64_t layer, const vo
         struct bundle b = bundle_at(e, site, i);
         struct param a = bundle_down(e, &b, layer);
         int64_t columns = bundle_columns(e, &b);
-        void *h = latent_h(e, &b, layer);
+        void *h = e->sums_latents ? latent_part(e, site, FORWARD) : latent_h(e, &b, layer);
         bool last = with_statistic && i == bundles - 1;
-        if (e->sums_latents) {
-            down_forward(e, columns, in, &a, act_rows(e, x, in), latent_part(e, site, FORWARD));
-            continue;
-        }
         down_forward(e, columns, in, &a, act_rows(e, x, in), h);
         rc = begin_sum(e, &b, h, columns, last ? stat_rows(e, norm_factor(e, site, layer), 1) : NULL, sums[site], err);
     }
@@ -136,10 +135,8 @@ static int dlatent(struct engine *e, const struct bundle *b, int64_t layer, cons
     struct bundle_up up = up_of(e, b, layer);
     void *dz = e->sums_latents ? latent_part(e, b->site, BACKWARD) : latent_dz(e, b);
     const void *of_bundle = act_at(e, dy, up.y);
-    int rc = ERR_OK;
     fan_input(e, &up.fan, &up.b, of_bundle, dz);
-    if (!e->sums_latents)
-        rc = begin_sum(e, b, dz, bundle_columns(e, b), NULL, gradients[b->site], err);
+    int rc = begin_sum(e, b, dz, bundle_columns(e, b), NULL, gradients[b->site], err);
     if (!rc)
         fan_weight(e, &up.fan, &up.b, latent_z(e, b, layer), of_bundle);
     return rc;
@@ -153,19 +150,24 @@ static void dweight(struct engine *e, const struct bundle *b, int64_t layer, con
     down_weight(e, bundle_columns(e, b), in, &a, act_rows(e, x, in), latent_dz(e, b));
 }
 
+/* From the sum to the gradient of the products. */
+static int settle_gradient(struct engine *e, const struct bundle *b, int64_t layer, void *dz, struct error *err)
+{
+    if (e->sums_latents) {
+        latent_gradient_sum(e, b, layer, dz, gradients[b->site]);
+        return ERR_OK;
+    }
+    int rc = end_sum(e, b, err);
+    return rc ? rc : latent_gradient(e, b, layer, dz, err);
+}
+
 static int dinput(struct engine *e, const struct bundle *b, int64_t layer, const void *x, const void *dy, void *dx,
                   struct error *err)
 {
     int64_t in = e->w.in[b->site];
     struct param a = bundle_down(e, b, layer);
     void *dz = latent_dz(e, b);
-    int rc = ERR_OK;
-    if (e->sums_latents)
-        latent_gradient_sum(e, b, layer, dz, gradients[b->site]);
-    else
-        rc = end_sum(e, b, err);
-    if (!rc && !e->sums_latents)
-        rc = latent_gradient(e, b, layer, dz, err);
+    int rc = settle_gradient(e, b, layer, dz, err);
     if (rc)
         return rc;
     if (x)
