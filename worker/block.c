@@ -320,7 +320,12 @@ static int reforward(struct engine *e, int64_t i, struct error *err)
 /* A re-forward ends with down's latent, and no output() behind it. */
 static int settle_down(struct engine *e, int64_t i, struct error *err)
 {
-    return recomputes(e) && e->strategy->settle ? e->strategy->settle(e, SITE_DOWN, i, err) : ERR_OK;
+    if (!recomputes(e) || !e->strategy->settle)
+        return ERR_OK;
+    engine_set_pass(e, PASS_RECOMPUTE);
+    int rc = e->strategy->settle(e, SITE_DOWN, i, err);
+    engine_set_pass(e, PASS_BACKWARD);
+    return rc;
 }
 
 /* From the gradients of a site's outputs to those of its latents. */
