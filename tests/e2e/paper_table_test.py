@@ -115,16 +115,21 @@ def test_steps_that_count():
 def test_checks():
     def line(name, value, **more):
         return name, {"name": name, "value": value, **more}
-    rows = dict([line("iter_3b_tp2_full_b4", 160), line("iter_3b_tp2_btp_b4", 100), line("iter_3b_tp2_full_b1", 50),
-                 line("iter_3b_tp2_btp_b1", 40), line("iter_7b_tp4_full_b4_l8", 80), line("iter_7b_tp4_btp_b4_l8", 40),
-                 line("iter_7b_tp4_vanilla_published_b4", 80), line("exposed_comm_pct_7b_tp4_b4", 15)])
+    rows = dict([line("iter_3b_tp2_full_b4", 160), line("iter_3b_tp2_btp_no_overlap_b4", 100),
+                 line("iter_3b_tp2_btp_b4", 200), line("iter_3b_tp2_full_b1", 50),
+                 line("iter_3b_tp2_btp_no_overlap_b1", 40), line("iter_7b_tp4_full_b4_l8", 80),
+                 line("iter_7b_tp4_btp_no_overlap_b4_l8", 40), line("iter_7b_tp4_vanilla_published_b4", 80),
+                 line("iter_7b_tp4_full_b1", 80, commit="a"), line("iter_7b_tp4_btp_no_overlap_b1", 40, commit="b"),
+                 line("exposed_comm_pct_7b_tp4_b4", 15)])
     said = paper_tables.check_lines(rows)
     def verdict(what):
         found = [x for x in said if what + ":" in x]
         assert len(found) == 1, (what, said)
         return found[0].split("  ")[0].strip() or found[0].strip().split("  ")[0]
     assert verdict("full rank / BTP, 3b tp 2 B4") == "met"
+    assert verdict("full rank / BTP, 3b tp 2 B4, overlap on") == "reported", "a job that says nothing has it off"
     assert verdict("full rank / BTP, 3b tp 2 B1") == "MISSED"
+    assert verdict("full rank / BTP, 7b tp 4 B1") == "not measured", "no two of one commit"
     assert verdict("full rank / BTP, 7b tp 4 B4, 8 layers") == "met"
     assert verdict("vanilla published / BTP, 7b tp 4 B4") == "not measured", "no two of one depth"
     assert verdict("communication exposed, %, overlap on, 7b tp 4 B4") == "met"
