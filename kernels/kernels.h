@@ -31,7 +31,7 @@
 #include "proto/base/error.h"
 
 struct kstream; /* used by one thread at a time */
-struct kreach;  /* memory that ranks reach of one another's: worker/comm/comm.h, comms_share() */
+struct kreach;  /* memory that two ranks reach of each other's, made by who connects them */
 struct kgraph;  /* a captured sequence of operations */
 struct buffer;
 
@@ -223,13 +223,14 @@ struct kernels {
      * the forward, from which Y comes anew with the same bits; for LATENT_IDENTITY its z, which is Y. */
     void (*latent_backward)(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act,
                             const void *latent, const void *R, void *dz, void *k);
-    /* Both with the sum over two ranks in front, in one pass: H, or dz in front of the activation, is the two ranks' part
-     * [T, n] act added up in the order of the ranks and rounded; S [T] stat (R not NULL) likewise. Each with the bits that
-     * a sum by itself and the operation above make. By both ranks, in the same order and with parts at the same places
-     * of the memory in `reach`. A part (and S) may be written again once a later one of these operations is done, of
-     * which the part was another: two in turn do. z = H for LATENT_IDENTITY only. NULL: not here. */
-    void (*latent_sum_forward)(struct kstream *ks, const struct kreach *reach, int64_t T, int64_t n, int64_t d, double eps,
-                               enum latent_act act, const void *part, const void *S, void *H, void *R, void *z);
+    /* Both with the sum over two ranks in front, in one pass: H, or dz in front of the activation, is the two ranks'
+     * part [T, n] act added up in the order of the ranks and rounded; S [T] stat (R not NULL) likewise. Each with the
+     * bits that a sum by itself and the operation above make. By both ranks, in the same order and with parts at the
+     * same places of the memory in `reach`. A part (and S) may be written again once a later one of these operations is
+     * done, of which the part was another: two in turn do. z = H for LATENT_IDENTITY only. NULL: not here. */
+    void (*latent_sum_forward)(struct kstream *ks, const struct kreach *reach, int64_t T, int64_t n, int64_t d,
+                               double eps, enum latent_act act, const void *part, const void *S, void *H, void *R,
+                               void *z);
     void (*latent_sum_backward)(struct kstream *ks, const struct kreach *reach, int64_t T, int64_t n, int64_t d,
                                 enum latent_act act, const void *latent, const void *R, const void *part, void *dz,
                                 void *k);

@@ -301,10 +301,10 @@ void *latent_h(const struct engine *e, const struct bundle *b, int64_t layer);
 void *latent_z(const struct engine *e, const struct bundle *b, int64_t layer);
 /* From complete products to R and z = activation(Y), Y = R H (ONLINE) or H. `again`: R is known, z is to be made. */
 int latent_activate(struct engine *e, const struct bundle *b, int64_t layer, struct error *err);
-/* Where the engine sums_latents: this rank's part of a site's latents or of their gradient, its place for the statistic,
- * and both functions above with the sum in front. Two places in turn (kernels.h): a block's sites alternate both ways,
- * and a backward begins at the site that a forward ends with. */
-enum way { FORWARD, BACKWARD };
+/* Where the engine sums_latents: this rank's part of a site's latents or of their gradient, its place for the
+ * statistic, and both functions above with the sum in front. Two places in turn (kernels.h): a block's sites alternate
+ * both ways, and a backward begins at the site that a forward ends with. */
+enum way { WAY_FORWARD, WAY_BACKWARD };
 void *latent_part(const struct engine *e, enum plan_site site, enum way way);
 void *latent_part_statistic(const struct engine *e, enum plan_site site);
 void latent_sum(struct engine *e, const struct bundle *b, int64_t layer, const char *what);

@@ -89,12 +89,12 @@ int latent_gradient(struct engine *e, const struct bundle *b, int64_t layer, voi
 
 void *latent_part(const struct engine *e, enum plan_site site, enum way way)
 {
-    return engine_buffer(e, (site + (way == BACKWARD)) % 2 ? BUF_PART_ODD : BUF_PART_EVEN, 0);
+    return engine_buffer(e, (site + (way == WAY_BACKWARD)) % 2 ? BUF_PART_ODD : BUF_PART_EVEN, 0);
 }
 
 void *latent_part_statistic(const struct engine *e, enum plan_site site)
 {
-    return (char *)latent_part(e, site, FORWARD) + plan_statistic_offset(e->plan, &e->backend, 3 * e->w.latent);
+    return (char *)latent_part(e, site, WAY_FORWARD) + plan_statistic_offset(e->plan, &e->backend, 3 * e->w.latent);
 }
 
 static struct comm_own_sum begin(struct engine *e, const struct bundle *b, bool statistic, const char *what)
@@ -113,7 +113,7 @@ void latent_sum(struct engine *e, const struct bundle *b, int64_t layer, const c
     void *R = online_factor(e, b->site, layer);
     struct comm_own_sum sum = begin(e, b, R, what);
     e->k->latent_sum_forward(e->ks, tp->reach, e->rows.count, bundle_columns(e, b), p->d, p->norm_eps,
-                             latent_activation(e), latent_part(e, b->site, FORWARD),
+                             latent_activation(e), latent_part(e, b->site, WAY_FORWARD),
                              R ? latent_part_statistic(e, b->site) : NULL, latent_h(e, b, layer), R,
                              latent_z(e, b, layer));
     comm_own_sum_end(tp, &sum);
@@ -127,6 +127,6 @@ void latent_gradient_sum(struct engine *e, const struct bundle *b, int64_t layer
     const void *latent = act == LATENT_IDENTITY ? latent_z(e, b, layer) : latent_h(e, b, layer);
     struct comm_own_sum sum = begin(e, b, false, what);
     e->k->latent_sum_backward(e->ks, tp->reach, e->rows.count, bundle_columns(e, b), e->plan->d, act, latent, R,
-                              latent_part(e, b->site, BACKWARD), dz, R ? k : NULL);
+                              latent_part(e, b->site, WAY_BACKWARD), dz, R ? k : NULL);
     comm_own_sum_end(tp, &sum);
 }

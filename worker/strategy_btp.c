@@ -53,7 +53,7 @@ static int latent(struct engine *e, enum plan_site site, int64_t layer, const vo
         struct bundle b = bundle_at(e, site, i);
         struct param a = bundle_down(e, &b, layer);
         int64_t columns = bundle_columns(e, &b);
-        void *h = e->sums_latents ? latent_part(e, site, FORWARD) : latent_h(e, &b, layer);
+        void *h = e->sums_latents ? latent_part(e, site, WAY_FORWARD) : latent_h(e, &b, layer);
         bool last = with_statistic && i == bundles - 1;
         down_forward(e, columns, in, &a, act_rows(e, x, in), h);
         rc = begin_sum(e, &b, h, columns, last ? stat_rows(e, norm_factor(e, site, layer), 1) : NULL, sums[site], err);
@@ -133,7 +133,7 @@ static void *latent_dz(const struct engine *e, const struct bundle *b)
 static int dlatent(struct engine *e, const struct bundle *b, int64_t layer, const void *dy, struct error *err)
 {
     struct bundle_up up = up_of(e, b, layer);
-    void *dz = e->sums_latents ? latent_part(e, b->site, BACKWARD) : latent_dz(e, b);
+    void *dz = e->sums_latents ? latent_part(e, b->site, WAY_BACKWARD) : latent_dz(e, b);
     const void *of_bundle = act_at(e, dy, up.y);
     fan_input(e, &up.fan, &up.b, of_bundle, dz);
     int rc = begin_sum(e, b, dz, bundle_columns(e, b), NULL, gradients[b->site], err);

@@ -1,5 +1,6 @@
 /* The table of the CUDA backend. */
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/reach.h"
 
 static const struct kernels table = {
     .name = "cuda-bf16",
@@ -42,8 +43,10 @@ static const struct kernels table = {
     .norm_backward = cuda_norm_backward,
     .latent_forward = cuda_latent_forward,
     .latent_backward = cuda_latent_backward,
+#if CUDA_HAS_REACH
     .latent_sum_forward = cuda_latent_sum_forward,
     .latent_sum_backward = cuda_latent_sum_backward,
+#endif
     .cross_sum = cuda_cross_sum,
     .cross_forward = cuda_cross_forward,
     .cross_backward_sums = cuda_cross_backward_sums,

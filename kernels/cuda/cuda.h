@@ -105,10 +105,12 @@ void cuda_norm_backward(struct kstream *ks, int64_t T, int64_t d, const void *x,
                         const void *dn, void *dx, void *k, void *dgain);
 void cuda_latent_forward(struct kstream *ks, int64_t T, int64_t n, int64_t d, double eps, enum latent_act act,
                          const void *H, const void *S, void *R, void *z);
-void cuda_latent_sum_forward(struct kstream *ks, const struct kreach *reach, int64_t T, int64_t n, int64_t d, double eps,
-                             enum latent_act act, const void *part, const void *S, void *H, void *R, void *z);
+void cuda_latent_sum_forward(struct kstream *ks, const struct kreach *reach, int64_t T, int64_t n, int64_t d,
+                             double eps, enum latent_act act, const void *part, const void *S, void *H, void *R,
+                             void *z);
 void cuda_latent_sum_backward(struct kstream *ks, const struct kreach *reach, int64_t T, int64_t n, int64_t d,
-                              enum latent_act act, const void *latent, const void *R, const void *part, void *dz, void *k);
+                              enum latent_act act, const void *latent, const void *R, const void *part, void *dz,
+                              void *k);
 void cuda_latent_backward(struct kstream *ks, int64_t T, int64_t n, int64_t d, enum latent_act act, const void *latent,
                           const void *R, void *dz, void *k);
 void cuda_cross_sum(struct kstream *ks, const struct crossing *c, const void *Y, const void *G, int64_t ldg,

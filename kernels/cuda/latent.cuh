@@ -21,7 +21,8 @@ template <int V> __device__ inline void apply_silu(float (&y)[V])
 }
 
 /* dz to R dY at V columns of a latent; returns their part of <dY, Y>. */
-template <int V> __device__ inline float latent_gradient(const bf16 *latent, bool factor, float r, bool silu, float (&dy)[V])
+template <int V>
+__device__ inline float latent_gradient(const bf16 *latent, bool factor, float r, bool silu, float (&dy)[V])
 {
     float y[V], c = 0;
     load<V>(latent, y);

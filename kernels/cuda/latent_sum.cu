@@ -1,12 +1,13 @@
 /* cuda.h, reach.h: the bottleneck of two ranks in one pass: their parts of the latents, added up, norm and activation.
  *
- * A warp takes a row and reads the other rank's part of it over the link. A block waits for the other rank's block of the
- * same number first: that one has begun, so the products in front of the kernel are done there and its part is complete.
- * Nothing waits at the end: kernels.h says when a part may be written again. */
-#include <nccl_device.h>
-
+ * A warp takes a row and reads the other rank's part of it over the link. A block waits for the other rank's block of
+ * the same number first: that one has begun, so the products in front of the kernel are done there and its part is
+ * complete. Nothing waits at the end: kernels.h says when a part may be written again. */
 #include "kernels/cuda/latent.cuh"
 #include "kernels/cuda/reach.h"
+
+#if CUDA_HAS_REACH
+#include <nccl_device.h>
 
 struct kreach {
     ncclDevComm comm;
@@ -17,7 +18,9 @@ struct kreach {
 namespace
 {
 
-/* Of the grid at most, each with a place to wait at. Two to a multiprocessor of an H200. */
+/* Of the grid at most, each with a place to wait at. Two to a multiprocessor of an H200. A block may wait for one that
+ * has not begun: blocks begin in order, on both ranks as many, and nothing else holds every multiprocessor until this
+ * ends. */
 constexpr int BLOCKS = 264;
 
 /* What a lane loads of both parts before it uses any of it: the link's latency is long. */
@@ -74,8 +77,9 @@ __device__ inline void sum_row(const bf16 *first, const bf16 *second, int64_t at
 }
 
 template <int V>
-__global__ void __launch_bounds__(BLOCK) latent_sum_forward(ncclDevComm comm, parts p, int64_t T, int64_t n, float inv_d,
-                                                            float eps, bool silu, bf16 *H, float *R, bf16 *z)
+__global__ void __launch_bounds__(BLOCK)
+    latent_sum_forward(ncclDevComm comm, parts p, int64_t T, int64_t n, float inv_d, float eps, bool silu, bf16 *H,
+                       float *R, bf16 *z)
 {
     wait_for_other(comm);
     const bf16 *first = part_of<bf16>(p, p.latents, 0), *second = part_of<bf16>(p, p.latents, 1);
@@ -100,9 +104,9 @@ __global__ void __launch_bounds__(BLOCK) latent_sum_forward(ncclDevComm comm, pa
 }
 
 template <int V>
-__global__ void __launch_bounds__(BLOCK) latent_sum_backward(ncclDevComm comm, parts p, int64_t T, int64_t n,
-                                                             float inv_d, bool silu, const bf16 *latent, const float *R,
-                                                             bf16 *dz, float *k)
+__global__ void __launch_bounds__(BLOCK)
+    latent_sum_backward(ncclDevComm comm, parts p, int64_t T, int64_t n, float inv_d, bool silu, const bf16 *latent,
+                        const float *R, bf16 *dz, float *k)
 {
     wait_for_other(comm);
     const bf16 *first = part_of<bf16>(p, p.latents, 0), *second = part_of<bf16>(p, p.latents, 1);
@@ -132,16 +136,11 @@ dim3 grid_for(int64_t T)
     return grid_of(at_most(blocks_of(T, WARPS), BLOCKS));
 }
 
-int explain(ncclResult_t status, struct error *err)
-{
-    return error_set(err, ERR_DEVICE, "NCCL: access to the other rank's memory for kernels: %s",
-                     ncclGetErrorString(status));
-}
-
 } // namespace
 
-void cuda_latent_sum_forward(struct kstream *ks, const struct kreach *reach, int64_t T, int64_t n, int64_t d, double eps,
-                             enum latent_act act, const void *part, const void *S, void *H, void *R, void *z)
+void cuda_latent_sum_forward(struct kstream *ks, const struct kreach *reach, int64_t T, int64_t n, int64_t d,
+                             double eps, enum latent_act act, const void *part, const void *S, void *H, void *R,
+                             void *z)
 {
     if (T <= 0)
         return;
@@ -153,7 +152,8 @@ void cuda_latent_sum_forward(struct kstream *ks, const struct kreach *reach, int
 }
 
 void cuda_latent_sum_backward(struct kstream *ks, const struct kreach *reach, int64_t T, int64_t n, int64_t d,
-                              enum latent_act act, const void *latent, const void *R, const void *part, void *dz, void *k)
+                              enum latent_act act, const void *latent, const void *R, const void *part, void *dz,
+                              void *k)
 {
     if (T <= 0)
         return;
@@ -164,35 +164,44 @@ void cuda_latent_sum_backward(struct kstream *ks, const struct kreach *reach, in
     });
 }
 
-int cuda_reach_create(ncclComm *comm, ncclWindow_vidmem *window, const void *base, struct kreach **out,
-                      struct error *err)
+ncclResult_t cuda_reach_create(ncclComm_t comm, ncclWindow_t window, const void *base, struct kreach **out)
 {
     int version = 0;
     *out = nullptr;
-    if (ncclGetVersion(&version) != ncclSuccess || version != NCCL_VERSION_CODE)
-        return ERR_OK;
+    ncclResult_t status = ncclGetVersion(&version);
+    if (status != ncclSuccess || version != NCCL_VERSION_CODE)
+        return status;
     struct kreach *r = static_cast<struct kreach *>(calloc(1, sizeof *r));
     if (!r)
-        return error_set(err, ERR_NOMEM, "out of memory");
+        return ncclSystemError;
     r->window = window;
     r->base = static_cast<const char *>(base);
+#ifdef NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER
+    ncclDevCommRequirements wants = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
+#else
     ncclDevCommRequirements wants = {};
+#endif
     wants.lsaBarrierCount = BLOCKS;
-    ncclResult_t status = ncclDevCommCreate(comm, &wants, &r->comm);
+    status = ncclDevCommCreate(comm, &wants, &r->comm);
+    while (status == ncclInProgress) { /* NCCL_COMM_BLOCKING=0: it still writes to `r` */
+        ncclResult_t asked = ncclCommGetAsyncError(comm, &status);
+        status = asked == ncclSuccess ? status : asked;
+    }
     if (status == ncclSuccess && r->comm.lsaSize == 2) {
         *out = r;
-        return ERR_OK;
+        return ncclSuccess;
     }
     if (status == ncclSuccess)
         ncclDevCommDestroy(comm, &r->comm);
     free(r);
-    return status == ncclSuccess || status == ncclInvalidUsage ? ERR_OK : explain(status, err);
+    return status == ncclInvalidUsage ? ncclSuccess : status; /* that is what a communicator without such memory says */
 }
 
-void cuda_reach_destroy(ncclComm *comm, struct kreach *reach)
+void cuda_reach_destroy(ncclComm_t comm, struct kreach *reach)
 {
     if (!reach)
         return;
     ncclDevCommDestroy(comm, &reach->comm);
     free(reach);
 }
+#endif

@@ -1,14 +1,11 @@
 /* cuda.h: streams, their faults, memory, marks, captured sequences. */
 #include <nvtx3/nvToolsExt.h>
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wstrict-prototypes"
-#include <nccl.h>
-#pragma GCC diagnostic pop
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/reach.h"
 
 struct kgraph {
     cudaGraphExec_t exec;
@@ -238,8 +235,8 @@ size_t cuda_scratch_bytes(const struct scratch_shape *shape)
 /* What the context and the libraries of this process have of a device at most; plan_cuda_reserve() is the same. */
 static const size_t OWN_BYTES = (size_t)1536 << 20;
 
-/* By NCCL's allocator, so that other devices can be let into it (worker/comm/comm.h, comms_share()); where the driver has
- * no memory of that kind it is cudaMalloc's. */
+/* By NCCL's allocator, so that other ranks' devices can be let into it; where the driver has no memory of that kind it
+ * is cudaMalloc's. */
 void *cuda_alloc(size_t bytes, struct error *err)
 {
     void *p = NULL;
@@ -276,7 +273,10 @@ void *cuda_alloc(size_t bytes, struct error *err)
 
 void cuda_release(void *p)
 {
-    if (p && ncclMemFree(p) != ncclSuccess)
+    if (!p)
+        return;
+    cudaDeviceSynchronize(); /* as cudaFree() does: its kernels may use it */
+    if (ncclMemFree(p) != ncclSuccess)
         cudaGetLastError(); /* the stream's next call reports a broken device */
 }
 

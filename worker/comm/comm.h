@@ -71,8 +71,9 @@ struct comm {
     /* For the status page: a call was entered, or left again. By the thread that makes the call; may be NULL. */
     void (*note)(void *arg, const struct comm_call *call, bool entered);
     void *note_arg;
-    const struct kreach *reach; /* of comms_share(), for kernels that make a sum over this group themselves; NULL: none */
-    void *state;                /* the backend's */
+    const struct kreach
+        *reach;  /* of comms_share(), for kernels that make a sum over this group themselves; NULL: none */
+    void *state; /* the backend's */
 };
 
 struct comm_backend {
@@ -106,8 +107,9 @@ struct comm_backend {
  * (reduce_scatter and all_gather then copy). `what` is a short constant text: "latent qkv". */
 MUST_USE int comm_all_reduce(struct comm *c, struct kstream *ks, const struct comm_segment *segments, int n,
                              enum comm_op op, const char *what, struct error *err);
-/* The same, made by kernels that the caller enqueues meanwhile (the group has a `reach`): begun in front of them, ended
- * behind them. */
+/* An all-reduce that is made by kernels which the caller enqueues (the group has a `reach`): begun in front of them,
+ * ended behind them, by the thread that makes the group's calls. Noted and counted alike; of the segments, count and
+ * dtype are read. */
 struct comm_own_sum {
     struct comm_call call;
     int64_t elements, started;
@@ -162,10 +164,11 @@ void comms_set_note(struct comms *c, void (*note)(void *arg, const struct comm_c
  * segments all lie in it then take the other ranks' part from where it is and add it up in an order of their own, the
  * same each time. By every rank of the group at once, before its first call, once; blocks. `memory` is of the kernels'
  * alloc(), as large on each rank, and used alike there: a call's segments are at the same offsets. It may be released
- * before the groups end; the device has it back after both. */
+ * before the groups end; the device has it back after both. Errors are those of a call, and ERR_DEVICE. */
 MUST_USE int comms_share(struct comms *c, void *memory, size_t bytes, struct error *err);
 /* For a rank that fails because of `why`, before it frees what its calls work on: ends the calls under way, which may
- * wait for other ranks for ever. Only comms_destroy() may follow. */
+ * wait for other ranks for ever; those in memory that ranks share end with the process. Only comms_destroy() may
+ * follow. */
 void comms_abort(struct comms *c, const struct error *why);
 void comms_destroy(struct comms *c);
 
@@ -198,7 +201,7 @@ struct comms_watch {
     /* The device has come to this call of its group, the `seq`th there; told some time later, of several at once the
      * last one. The thread that watches. */
     void (*reached)(void *arg, const struct comm_call *call, uint64_t seq);
-    /* A line for the rank's log. The thread of nccl_comms_create() or comms_destroy(). */
+    /* A line for the rank's log. The thread of nccl_comms_create(), comms_share() or comms_destroy(). */
     void (*say)(void *arg, const char *line);
     void *arg;
 };

@@ -46,16 +46,22 @@ static ncclResult_t group_end(ncclResult_t status)
     return fine(status) ? ended : status;
 }
 
-/* In a window NCCL's kernel for small sums takes bf16 that begins between two words for other numbers from the fourth
- * on (2.28.9). Two calls of a group go by another kernel; the second one begins on a word. */
+/* In a window NCCL's kernels for small calls take bf16 that begins between two words for other numbers from the fourth
+ * on (2.28.9). Such calls are made in another way. */
+static bool off_a_word(const struct member *m, const void *data, size_t chunk_bytes)
+{
+#if CUDA_HAS_REACH
+    return m->window && ((uintptr_t)data % 4 || chunk_bytes % 4);
+#else
+    (void)m, (void)data, (void)chunk_bytes;
+    return false;
+#endif
+}
+
+/* Two calls of a group go by another kernel; the second one begins on a word. */
 static int64_t first_call(const struct member *m, const struct comm_segment *s)
 {
-#if NCCL_HAS_WINDOWS
-    return m->window && s->count > 1 && (uintptr_t)s->data % 4 ? 1 : s->count;
-#else
-    (void)m;
-    return s->count;
-#endif
+    return s->count > 1 && off_a_word(m, s->data, 0) ? 1 : s->count;
 }
 
 static ncclResult_t reduce_segment(const struct member *m, struct kstream *ks, const struct comm_segment *s,
@@ -92,7 +98,16 @@ static int nccl_reduce_scatter(struct comm *c, struct kstream *ks, void *data, v
     int rc = begin(m->rank, err);
     if (rc)
         return rc;
-    return end(m, ncclReduceScatter(data, out, (size_t)chunk, types[dtype], ncclSum, m->comm, ks->stream), err);
+    size_t bytes = (size_t)chunk * dtype_size(dtype);
+    if (!off_a_word(m, data, bytes))
+        return end(m, ncclReduceScatter(data, out, (size_t)chunk, types[dtype], ncclSum, m->comm, ks->stream), err);
+    ncclResult_t status = ncclGroupStart();
+    for (int i = 0; i < c->size && fine(status); i++) {
+        char *part = (char *)data + (size_t)i * bytes;
+        status =
+            ncclReduce(part, i == c->rank ? out : part, (size_t)chunk, types[dtype], ncclSum, i, m->comm, ks->stream);
+    }
+    return end(m, group_end(status), err);
 }
 
 static int nccl_all_gather(struct comm *c, struct kstream *ks, const void *in, void *out, int64_t chunk,
@@ -102,7 +117,14 @@ static int nccl_all_gather(struct comm *c, struct kstream *ks, const void *in, v
     int rc = begin(m->rank, err);
     if (rc)
         return rc;
-    return end(m, ncclAllGather(in, out, (size_t)chunk, types[dtype], m->comm, ks->stream), err);
+    size_t bytes = (size_t)chunk * dtype_size(dtype);
+    if (!off_a_word(m, in, bytes))
+        return end(m, ncclAllGather(in, out, (size_t)chunk, types[dtype], m->comm, ks->stream), err);
+    ncclResult_t status = ncclGroupStart();
+    for (int i = 0; i < c->size && fine(status); i++)
+        status =
+            ncclBroadcast(in, (char *)out + (size_t)i * bytes, (size_t)chunk, types[dtype], i, m->comm, ks->stream);
+    return end(m, group_end(status), err);
 }
 
 static int nccl_exchange(struct comm *c, struct kstream *ks, const struct comm_message *give,
@@ -124,22 +146,28 @@ static int nccl_exchange(struct comm *c, struct kstream *ks, const struct comm_m
     return end(m, group_end(status), err);
 }
 
-#if NCCL_HAS_WINDOWS
+#if CUDA_HAS_REACH
 /* NCCL's window over memory of ncclMemAlloc(): its kernels for symmetric memory read and write the other ranks' through
  * it, without copies into NCCL's own buffers. */
 static int nccl_share(struct comm *c, void *memory, size_t bytes, struct error *err)
 {
     struct member *m = c->state;
-    if (!m->rank->tp_on_one_host)
+    struct nccl_rank *r = m->rank;
+    if (!r->tp_on_one_host)
         return ERR_OK;
-    int rc = begin(m->rank, err);
-    if (rc)
-        return rc;
-    rc = end(m, ncclCommWindowRegister(m->comm, memory, bytes, &m->window, NCCL_WIN_COLL_SYMMETRIC), err);
-    if (!rc && c->size == 2)
-        rc = cuda_reach_create(m->comm, m->window, memory, &m->reach, err);
+    int rc = begin(r, err);
+    if (!rc)
+        rc = end(m, ncclCommWindowRegister(m->comm, memory, bytes, &m->window, NCCL_WIN_COLL_SYMMETRIC), err);
+    if (!rc && c->size == 2) {
+        rc = begin(r, err);
+        if (!rc)
+            rc = end(m, cuda_reach_create(m->comm, m->window, memory, &m->reach), err);
+        if (!rc && !m->reach)
+            r->watch.say(r->watch.arg, "kernels do not reach the other rank's memory (without NCCL's windows, or with "
+                                       "another NCCL than this was built for): latents are summed by calls");
+    }
     c->reach = m->reach;
-    if (rc && rc != ERR_PEER_LOST)
+    if (rc == ERR_DEVICE || rc == ERR_INTERNAL)
         error_hint(err, "NCCL_WIN_ENABLE=0 in the environment of the job goes without; NCCL_DEBUG=WARN says more");
     return rc;
 }
@@ -189,7 +217,7 @@ static const struct comm_backend nccl_backend = {
     .all_gather = nccl_all_gather,
     .exchange = nccl_exchange,
     .destroy = nccl_destroy,
-#if NCCL_HAS_WINDOWS
+#if CUDA_HAS_REACH
     .share = nccl_share,
 #endif
     .enqueues = true,

@@ -13,14 +13,6 @@
 #include "worker/comm/comm.h"
 #include "worker/comm/peers.h"
 
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wstrict-prototypes"
-#include <nccl.h>
-#pragma GCC diagnostic pop
-
-/* Whether NCCL can be given memory that ranks share. */
-#define NCCL_HAS_WINDOWS (NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 3))
-
 enum {
     NCCL_BLAME_WAIT_MS = 1000, /* after an error, for the news of who is gone */
     NCCL_COMMUNICATORS = GROUP_COUNT + 1,
@@ -31,7 +23,7 @@ enum {
 struct member {
     struct nccl_rank *rank;
     ncclComm_t comm;
-#if NCCL_HAS_WINDOWS
+#if CUDA_HAS_REACH
     ncclWindow_t window; /* of comms_share(); NULL: none */
     struct kreach *reach;
 #endif

@@ -126,7 +126,7 @@ static void *finish_all(void *arg)
     struct nccl_rank *r = arg;
     ncclComm_t all[NCCL_COMMUNICATORS];
     int n = communicators(r, all);
-#if NCCL_HAS_WINDOWS
+#if CUDA_HAS_REACH
     for (int g = 0; g < GROUP_COUNT; g++)
         if (r->members[g].window) {
             cuda_reach_destroy(r->members[g].comm, r->members[g].reach);
@@ -177,6 +177,20 @@ static bool join_endings(struct nccl_rank *r, int64_t deadline_ns)
     return all;
 }
 
+/* Kernels for memory that ranks share look for no abort (NCCL 2.28): such a communicator is left alone, since its abort
+ * would take away memory that they read. If one waits for a rank it waits until the process is ended. */
+static bool has_window(const struct nccl_rank *r, ncclComm_t comm)
+{
+#if CUDA_HAS_REACH
+    for (int g = 0; g < GROUP_COUNT; g++)
+        if (r->members[g].comm == comm && r->members[g].window)
+            return true;
+#else
+    (void)r, (void)comm;
+#endif
+    return false;
+}
+
 /* All at once, each from its own thread: the abort of one may wait for another. The kernels that wait for other ranks
  * end; a communicator goes only when the captured sequences that hold it have gone. */
 void nccl_abort_start(struct nccl_rank *r, const struct error *why)
@@ -191,7 +205,8 @@ void nccl_abort_start(struct nccl_rank *r, const struct error *why)
         atomic_store(&r->aborted, true);
         int n = communicators(r, all);
         for (int i = 0; i < n; i++)
-            start_ending(r, abort_one, all[i]);
+            if (!has_window(r, all[i]))
+                start_ending(r, abort_one, all[i]);
     }
     if (locked)
         pthread_mutex_unlock(&r->calls);

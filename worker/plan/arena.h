@@ -58,7 +58,8 @@ enum plan_buffer {
     BUF_DINNER,    /* [T, max(q, mlp)] gradient of ctx, of the product */
     BUF_DOUTER,    /* [T, max(q + 2kv, 2mlp)] gradients of q, k, v; of gate, up */
     BUF_DLATENT,   /* [T, 3l]; under BTP a part [rows, 3l] for each slice, in it bundle behind bundle */
-    BUF_PART_EVEN, /* [T, 3l] this rank's part of latents or their gradient, then [T] stat: for every other sum; absent */
+    BUF_PART_EVEN, /* [T, 3l] this rank's part of latents or their gradient, then [T] stat: for every other sum; absent
+                    */
     BUF_PART_ODD,  /* where sums are calls of their own, plan_sums_in_kernels() */
     BUF_K,         /* [T] stat */
     BUF_CROSS_QKV, /* LAX: [T, c l] what the block behind adds to dz */

@@ -1,7 +1,7 @@
-/* BTP at tp 2 where each rank reaches the other's memory: sums over tp of latents and of their gradients are left to the
- * kernels that use them. Fakes of those kernels meet the other rank once, in front, as a device's do, and use all that
- * their contract gives: what may be written again is overwritten at once, and one of the two reads late. All numbers and
- * counts are those of the same plan with plain all-reduces, to the bit. */
+/* BTP at tp 2 where each rank reaches the other's memory: sums over tp of latents and of their gradients are left to
+ * the kernels that use them. Fakes of those kernels meet the other rank once, in front, as a device's do, and use all
+ * that their contract gives: what may be written again is overwritten at once, and one of the two reads late. All
+ * numbers and counts are those of the same plan with plain all-reduces, to the bit. */
 #include "tests/unit/worker/tiny.h"
 #include <sched.h>
 #include <stdatomic.h>
