@@ -139,7 +139,8 @@ CASES = {**step_cases(), **rank_cases(), **fit_cases(), **ops_cases()}
 
 # ---- what follows from other lines ---------------------------------------------------
 
-# Microseconds of a collective between two H200s over NVLink (NCCL 2.28, no NVLS) by MiB; less than 40 is the launch.
+# Microseconds of a collective between two H200s over NVLink (NCCL 2.28, no NVLS, no memory that ranks share) by MiB; less
+# than 40 is the launch.
 LAUNCH_US = 40
 NVLINK_US = {"all_reduce": ((0, 20), (16, 76), (32, 139), (64, 249), (128, 470), (256, 895)),
              "reduce_scatter": ((0, 36), (16, 53), (64, 164), (256, 572))}
