@@ -81,24 +81,32 @@ static const struct comms_watch watcher = {.lost = lost, .reached = reached, .sa
 /* Ranks go round the devices that the process sees, so that none is shared where there are enough. */
 static bool spread;
 
-static inline void take_device(int rank)
+/* How many devices the process sees, and their names with commas between. */
+static inline int devices(char list[256])
 {
     const char *seen = getenv("CUDA_VISIBLE_DEVICES");
-    char list[256] = "", *rest = list, *mine = NULL;
     int n = 0;
+    list[0] = '\0';
     for (size_t len = 0; !seen && n < 16; n++) { /* all: the numbers of those that there are */
         char path[32];
         snprintf(path, sizeof path, "/dev/nvidia%d", n);
         if (access(path, F_OK))
             break;
-        len += (size_t)snprintf(list + len, sizeof list - len, "%s%d", n ? "," : "", n);
+        len += (size_t)snprintf(list + len, 256 - len, "%s%d", n ? "," : "", n);
     }
     if (seen) {
-        snprintf(list, sizeof list, "%s", seen);
+        snprintf(list, 256, "%s", seen);
         n = 1;
         for (const char *c = list; *c; c++)
             n += *c == ',';
     }
+    return n;
+}
+
+static inline void take_device(int rank)
+{
+    char list[256], *rest = list, *mine = NULL;
+    int n = devices(list);
     for (int i = 0; n > 1 && i <= rank % n; i++)
         mine = strsep(&rest, ",");
     if (mine)
