@@ -19,8 +19,8 @@ A job is cancelled once enough steps were seen, so it writes no checkpoint. Time
 none, so comm_ms_layer is the sum of a layer's calls by themselves at the same sizes, and exposed is the job's iteration
 less that of a rank with NULL collectives. Both say so in every line ("comm_by", "exposed_by"). BTP at tp 2 without
 overlap makes no such calls where its ranks reach each other's memory: its kernels add up what both have, so for it
-comm_ms_layer is what calls would take, and the rank with NULL collectives has those kernels without the sum. Without waits a GPU is
-at its power limit more, hence slower: same_clock_pct is exposed as if all work went by the SM clock.
+comm_ms_layer is what calls would take, and the rank with NULL collectives has those kernels without the sum. Without
+waits a GPU is at its power limit more, hence slower: same_clock_pct is exposed as if all work went by the SM clock.
 
 Writes one JSON object a line to --out after each row, in the form of gpu_bench.py; lines of other names stay.
 """
