@@ -13,8 +13,9 @@ def small_job(table, name, tp, steps, every):
     data, vocab = table.cluster.dir / "learn.u16", 256
     if not data.exists():
         data.write_bytes(learnable_tokens(vocab, 1 << (15 if table.args.cpu else 20)))
+    length = 256 if table.args.share > 1 else 1024  # shared GPUs sum over sockets
     shape = ("hidden: 64 layers: 2 heads: 8 intermediate: 128 rank: 16", 32) if table.args.cpu else \
-        ("hidden: 512 layers: 8 heads: 8 intermediate: 1344 rank: 128", 1024)
+        ("hidden: 512 layers: 8 heads: 8 intermediate: 1344 rank: 128", length)
     return f"""spec_version: 1
 name: "{name}"
 model {{ factorization: COLA {shape[0]} vocab: {vocab} }}

@@ -9,7 +9,9 @@ Parts, in the order of --parts; of each the most important rows first:
   layer     the same with four layers: forward and backward of a layer by difference, less its update, which is that of
             ranks with NULL collectives (build/bench/rank_bench)
   comm      bus bandwidth (busbw_*) and the calls of the cells above by themselves (build/bench/comm_bench)
-  exposed   the cells' steps with NULL collectives (build/bench/rank_bench): what a job takes longer is exposed
+  alone     a step of one rank of each cell with NULL collectives (build/bench/rank_bench), of a tp with more ranks than
+            there are GPUs too: with the model's communication behind it an estimate of the iteration
+  exposed   what the jobs of the cells take longer than that rank alone
   peers     programs of $BOOST_PEERS: tp2_layers.py, nccl_busbw.py
   variants  grouping, norm and recompute at the first size of each tp; SVD and LaX at 7B
   kill      kill -9 of one rank: time until its job trains again
@@ -35,7 +37,7 @@ import paper_model as pm
 import paper_tables
 from paper_lines import Clocks, Lines, along, measured, median_of, random_tokens
 
-PARTS = ("iter", "layer", "comm", "exposed", "peers", "variants", "kill", "loss")
+PARTS = ("iter", "layer", "comm", "alone", "exposed", "peers", "variants", "kill", "loss")
 MAIN_WAYS = ("full", "vanilla_published", "btp", "vanilla", "btp_no_overlap")
 VARIANTS = ("btp_low_rank", "vanilla_published_layer", "btp_ungrouped", "btp_sync", "btp_layer", "full_layer",
             "vanilla_published_low_rank")
@@ -45,6 +47,7 @@ SHALLOW = 4       # layers of the other job of a difference
 RESERVE_MIB = 1536
 GRID_KIB = (16, 256, 1024, 4096, 16384, 32768, 65536, 131072, 262144)
 COMM_BY = "sum of the layer's calls, each timed by itself at its size (comm_bench)"
+ALONE_BY = "rank 0 with NULL collectives (rank_bench); est_ms: and every collective behind it, by the model"
 EXPOSED_BY = "the job's iteration less that of rank 0 with NULL collectives (rank_bench)"
 
 
@@ -65,7 +68,7 @@ class Unfit(Exception):
 
 class Table:
     def __init__(self, args):
-        self.args, self.lines = args, Lines(args.out)
+        self.args, self.lines, self.asked_tp = args, Lines(args.out), list(args.tp)
         self.end = time.monotonic() + args.budget_s
         self.plans, self.points = {}, {}
         self.clocks, self.cluster, self.mounted, self.shm = Clocks(), None, False, None
@@ -89,7 +92,7 @@ class Table:
             raise SystemExit("paper_table: no GPU here (--cpu tries it out)")
         n = len(self.gpus) * self.args.share if self.gpus else max(self.args.tp)
         for tp in [t for t in self.args.tp if t > n]:
-            print(f"tp {tp} is left out: {n} devices", flush=True)
+            print(f"tp {tp} is left out but for ranks alone: {n} devices", flush=True)
             self.args.tp.remove(tp)
         self.room = self.make_room()
         self.data = c.dir / "tokens.u16"
@@ -129,10 +132,10 @@ class Table:
         first = FIRST.get(tp)
         return sorted(self.args.sizes, key=lambda s: (s != first, self.args.sizes.index(s)))
 
-    def cells(self, ways):
+    def cells(self, ways, tps=None):
         out = []
         for rank, _ in enumerate(self.args.sizes):
-            for tp in self.args.tp:
+            for tp in tps or self.args.tp:
                 for batch in self.args.batch:
                     for way in ways:
                         size = self.sizes_at(tp)[rank:rank + 1]
@@ -293,17 +296,29 @@ class Table:
                            saved_mib=saved, added_ms=added, layers=row["layers"])
 
     def scaling(self):
-        """FLOP a second of a GPU beside the first's. Strong: 7B BTP; weak: 1B on one GPU, 3B on two, 7B on four."""
+        """FLOP a second of a GPU beside the first's. Strong: 7B BTP; weak: 1B on one GPU, 3B on two, 7B on four.
+        Estimates: of the model, and of ranks alone with the model's communication."""
         sets = {"strong": [("7b", t) for t in (1, 2, 4, 8)], "weak": [("1b", 1), ("3b", 2), ("7b", 4)]}
         for kind, places in sets.items():
             for batch in self.args.batch:
-                rows = [(s, t, self.lines.rows.get(f"iter_{s}_tp{t}_btp_b{batch}")) for s, t in places]
-                rows = [x for x in rows if x[2] and x[2]["value"]]
-                for size, tp, row in rows[1:]:
-                    speed = lambda r, key: r["model_flop"] / r[key] / r["tp"]
-                    value, est = (speed(row, key) / speed(rows[0][2], key) for key in ("value", "est_ms"))
-                    self.lines.put(f"{kind}_scaling_{size}_tp{tp}_b{batch}", value, "of linear", est_value=est,
-                                   base=f"{rows[0][0]} on {rows[0][1]}")
+                speeds = [(s, t, self.speeds(s, t, batch)) for s, t in places]
+                speeds = [x for x in speeds if x[2]]
+                for size, tp, of in speeds[1:]:
+                    base = speeds[0][2]
+                    value, model, alone = (of[k] / base[k] if of[k] and base[k] else None for k in
+                                           ("measured", "model", "alone"))
+                    self.lines.put(f"{kind}_scaling_{size}_tp{tp}_b{batch}", value, "of linear", est_value=model,
+                                   est_alone_value=alone, base=f"{speeds[0][0]} on {speeds[0][1]}")
+
+    def speeds(self, size, tp, batch):
+        """FLOP a millisecond of a GPU, BTP as a job has it that says nothing of overlap; None without any line."""
+        cell = f"{size}_tp{tp}_btp{'_no_overlap' * (tp > 1)}_b{batch}"
+        ran, alone = (self.lines.rows.get(f"{what}_{cell}", {}) for what in ("iter", "alone"))
+        flop = ran.get("model_flop") or alone.get("model_flop")
+        ms = {"measured": ran.get("value"), "model": ran.get("est_ms") or alone.get("est_model_ms"),
+              "alone": alone.get("est_ms") if tp > 1 else ran.get("value")}
+        found = {k: flop / v / tp if v else None for k, v in ms.items()}
+        return found if found["measured"] or found["alone"] else None
 
     def part_layer(self):
         for tp in self.args.tp:
@@ -412,6 +427,42 @@ class Table:
                 more["comm_leaves_out"] = "what recompute repeats"
             self.lines.change(name, **more)
 
+    def part_alone(self):
+        took = 20
+        for cell in self.cells(MAIN_WAYS, [t for t in self.asked_tp if t > 1]):
+            if self.args.skip_done and self.lines.value(cell.named("alone")):
+                continue
+            self.need(took)
+            begin = time.monotonic()
+            self.rank_alone(cell)
+            took = max(8, time.monotonic() - begin)
+
+    def rank_alone(self, cell):
+        """The line of a rank of it with NULL collectives, of this run; its value is None where it cannot be."""
+        name = cell.named("alone")
+        if name in self.lines.mine:
+            return self.lines.rows[name]
+        about = {"size": cell.size, "tp": cell.tp, "way": cell.way, "micro_batch": cell.batch, "layers": cell.depth,
+                 "layers_whole": pm.SIZES[cell.size].layers, "nondet": cell.nondet, "alone_by": ALONE_BY}
+        try:
+            need, room = self.memory(cell)
+            if room is not None and need > room:
+                raise Unfit(f"does not fit: {need:.1f} GiB a rank of {room:.1f}")
+            found = self.alone(cell, "step")
+        except (Unfit, RuntimeError) as e:
+            self.lines.put(name, None, "ms", note=str(e), **about)
+            return self.lines.rows[name]
+        plan = self.plan(cell)
+        model = pm.estimate(plan, cell)
+        calls = pm.layer_calls(cell) or ([], [])
+        each = [sum(pm.call_us(c.kind, c.bytes + c.second, cell.tp) for c in half) / 1e3 for half in calls]
+        self.lines.put(name, found["value"], "ms", est_ms=found["value"] + model["est_comm_ms"],
+                       est_comm_ms=model["est_comm_ms"], est_comm_ms_layer_fwd=each[0] or None,
+                       est_comm_ms_layer=sum(each) or None, est_model_ms=model["est_ms"],
+                       model_flop=plan["model_flop_per_step"], peak_gib=found["peak_gib"], sm_mhz=found["sm_mhz"],
+                       watts=found.get("watts"), **about)
+        return self.lines.rows[name]
+
     def part_exposed(self):
         cells = [c for c in self.cells(MAIN_WAYS) if c.tp > 1 and self.lines.value(c.named())]
         order = {w: i for i, w in enumerate(("btp", "btp_no_overlap", "full", "vanilla_published", "vanilla"))}
@@ -436,10 +487,9 @@ class Table:
 
     def expose(self, cell):
         name, row = exposed_name(cell), self.lines.rows[cell.named()]
-        try:
-            null = self.alone(cell, "step")
-        except RuntimeError as e:
-            self.lines.put(name, None, "%", note=f"failed: {e}")
+        null = self.rank_alone(cell)
+        if null["value"] is None:
+            self.lines.put(name, None, "%", note=null["note"])
             return
         exposed, comm = row["value"] - null["value"], row.get("comm_ms")
         clocks = row["sm_mhz"] and null["sm_mhz"]

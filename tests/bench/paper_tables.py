@@ -64,8 +64,10 @@ def ratio_checks(f):
         cell = f"{size}_tp{tp}"
         for way, overlap, bound in OVERLAPS:
             value, layers = f.over(f"iter_{cell}_{over}_b{b}", f"iter_{cell}_{way}_b{b}")
-            if value is not None or (bound and need is not None):
-                out.append((f"{what}, {size} tp {tp} B{b}{overlap}{depth(layers)}", value, "at least", bound and need))
+            alone = bound and f.over_key(f"alone_{cell}_{over}_b{b}", f"alone_{cell}_{way}_b{b}", "est_ms")[0]
+            if value is not None or alone or (bound and need is not None):
+                out.append((f"{what}, {size} tp {tp} B{b}{overlap}{depth(layers)}", value, "at least", bound and need,
+                            alone))
     return out
 
 
@@ -81,15 +83,16 @@ def comm_checks(f):
         for over, bound in (("vanilla_published", 5 if need else None), ("full", 1 if need else None)):
             for key, what in (("comm_ms_layer_fwd", "forward, as the paper's"), ("comm_ms_layer", "both ways")):
                 value, layers = f.over_key(f"iter_{cell}_{over}_b4", f"iter_{cell}_btp_no_overlap_b4", key)
-                if value is not None or (need and key.endswith("fwd")):
+                alone = f.over_key(f"alone_{cell}_{over}_b4", f"alone_{cell}_btp_no_overlap_b4", "est_" + key)[0]
+                if value is not None or alone or (need and key.endswith("fwd")):
                     out.append((f"communication a layer {what}, {over} / BTP, {size} tp {tp} B4{depth(layers)}", value,
-                                "at least", bound if key.endswith("fwd") else None))
+                                "at least", bound if key.endswith("fwd") else None, alone))
         name = f"exposed_comm_pct_{cell}_b4"
         layers = next(iter(f.depths(name)), "")
         value = f.value(name, layers)
         if value is not None or need:
             out.append((f"communication exposed, %, overlap on, {size} tp {tp} B4{depth(layers)}", value, "at most",
-                        15 if need else None))
+                        15 if need else None, None))
     return out
 
 
@@ -102,9 +105,10 @@ def other_checks(f):
         if not bound and not ours:
             continue
         out.append((f"a layer of 3B tp 2 B4 over PyTorch's 9.1 ms of an earlier run{about}", ours and ours / 9.1,
-                    "at most", bound and 0.75))
+                    "at most", bound and 0.75, None))
         if row.get("ratio"):
-            out.append((f"the same over PyTorch's of its own run{about}", row["ratio"], "at most", bound and 0.75))
+            out.append((f"the same over PyTorch's of its own run{about}", row["ratio"], "at most", bound and 0.75,
+                        None))
     for name in sorted(f.rows):
         m = re.fullmatch(r"saved_per_ms_(\w+_tp\d+)_btp_low_rank_(b\d+\w*)", name)
         if m:
@@ -112,16 +116,16 @@ def other_checks(f):
                 value = f.over(name, f"saved_per_ms_{m[1]}_vanilla_published_{mode}_{m[2]}")[0]
                 if value is not None or mode == "layer":
                     out.append((f"MiB saved per ms, BTP LOW_RANK / vanilla {mode.upper()}, {m[1]} {m[2]}", value,
-                                "at least", 1.7))
+                                "at least", 1.7, None))
     for name, row in sorted(f.rows.items()):
         if name.startswith("overlay_max_pct"):
             out.append((f"losses of tp {name[18:]} off {row.get('beside')}'s, % at most in {row.get('steps')} steps",
-                        row["value"], "at most", 2))
+                        row["value"], "at most", 2, None))
     return out
 
 
 def checks(rows):
-    """(what, value or None, "at least" or "at most", bound or None)"""
+    """(what, value or None, "at least" or "at most", bound or None, estimate by ranks alone or None)"""
     f = Found(rows)
     return ratio_checks(f) + comm_checks(f) + other_checks(f)
 
@@ -136,7 +140,8 @@ def verdict(value, sense, need):
 
 def check_lines(rows):
     return [f"{verdict(v, sense, need):>12}  {what}: {'-' if v is None else f'{v:.3g}'}"
-            f"{'' if need is None else f' ({sense} {need:g})'}" for what, v, sense, need in checks(rows)]
+            f"{'' if need is None else f' ({sense} {need:g})'}{f', estimate {e:.3g}' if e else ''}"
+            for what, v, sense, need, e in checks(rows)]
 
 
 # ---- tables ------------------------------------------------------------------------------
@@ -188,6 +193,23 @@ def layers(rows):
                  "update.", ["", "ms", "its update", "estimate", "peer", "ratio"], lines)
 
 
+def alone(rows):
+    """Estimates of iterations, beside those that were measured at the same commit."""
+    def beside(r):
+        ran = rows.get(r["name"].replace("alone_", "iter_", 1), {})
+        return ran.get("value") if ran.get("commit") == r.get("commit") else None
+    order = lambda r: (r["size"], r["tp"], -r["micro_batch"], r["name"])
+    found = sorted((r for n, r in rows.items() if n.startswith("alone_")), key=order)
+    lines = [(r["name"].removeprefix("alone_"), r["value"], r.get("est_comm_ms"), r.get("est_ms"), beside(r),
+              beside(r) and r["value"] and r["est_ms"] / beside(r), r.get("peak_gib"),
+              r.get("sm_mhz") and f"{r['sm_mhz']:.0f}, {r.get('watts') or 0:.0f}", r.get("note")) for r in found]
+    return table("The paper's table: a rank alone", "One rank with NULL collectives, measured on one GPU; "
+                 "communication by the model, a call after the other, nothing hidden. Where a job ran at the same "
+                 "commit, its iteration beside it.",
+                 ["", "ms", "communication, model", "together", "iteration", "together / iteration", "peak GiB",
+                  "SM MHz, W", ""], lines)
+
+
 def bandwidth(rows):
     lines = []
     for n, r in rows.items():
@@ -201,8 +223,8 @@ def bandwidth(rows):
 
 def rest(rows):
     start = ("exposed_", "saved_per_ms_", "strong_", "weak_", "recover_", "overlay_")
-    keys = ("est_value", "base", "attempt_2_s", "steps_again", "equal_to_the_bit", "saved_mib", "added_ms", "mean_pct",
-            "first", "last", "last_beside", "exposed_pct_of_iteration", "same_clock_pct", "note")
+    keys = ("est_value", "est_alone_value", "base", "attempt_2_s", "steps_again", "equal_to_the_bit", "saved_mib",
+            "added_ms", "mean_pct", "first", "last", "last_beside", "exposed_pct_of_iteration", "same_clock_pct", "note")
     def detail(r):
         return "; ".join(f"{k} {number(r[k]) if not isinstance(r[k], bool) else str(r[k]).lower()}"
                          for k in keys if r.get(k) is not None)
@@ -213,15 +235,16 @@ def rest(rows):
 
 
 def verdicts(rows):
-    if not cells(rows):
+    if not any(n.startswith(("iter_", "alone_")) for n in rows):
         return []
-    lines = [(what, v, f"{sense} {need:g}" if need is not None else "", verdict(v, sense, need))
-             for what, v, sense, need in checks(rows)]
-    return table("The paper's table: checks", None, ["", "value", "wanted", ""], lines)
+    lines = [(what, v, f"{sense} {need:g}" if need is not None else "", verdict(v, sense, need), e)
+             for what, v, sense, need, e in checks(rows)]
+    return table("The paper's table: checks", "estimate: by a rank alone, measured with NULL collectives, and the "
+                 "model's communication behind it.", ["", "value", "wanted", "", "estimate"], lines)
 
 
-PARTS = (verdicts, iterations, ratios, communication, layers, bandwidth, rest)
-SHOWN = ("iter_", "exposed_comm_pct_", "saved_per_ms_", "strong_scaling_", "weak_scaling_", "recover_s_kill_",
+PARTS = (verdicts, iterations, ratios, communication, layers, alone, bandwidth, rest)
+SHOWN = ("iter_", "alone_", "exposed_comm_pct_", "saved_per_ms_", "strong_scaling_", "weak_scaling_", "recover_s_kill_",
          "overlay_max_pct_", "layer_", "peer_layer_", "busbw_", "peer_busbw_")
 
 

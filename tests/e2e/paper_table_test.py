@@ -2,13 +2,14 @@
 # time limit: 180 s
 """tests/bench/paper-table.sh on the CPU with a tiny model: names, lines and tables of a run through real jobs; its
 volumes against formulas written out here and boostctl's plan; what it does without time and without room."""
-import json, os, subprocess, sys
+import argparse, json, os, subprocess, sys
 from pathlib import Path
 
 from harness import BIN, ROOT, Cluster, run
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 import paper_model as pm
+import paper_table as paper_table_module
 import paper_tables
 from paper_lines import measured, random_tokens
 
@@ -34,6 +35,7 @@ def test_a_run_through_jobs():
     names = {f"iter_tiny_tp2_{w}_b2" for w in ("full", "btp", "btp_no_overlap")}
     names |= {f"exposed_comm_pct_tiny_tp2_{w}b2" for w in ("full_", "", "btp_no_overlap_")} | {"recover_s_kill_tp2"}
     names |= {f"busbw_{k}_{kib}k_tp2" for k in ("all_reduce", "reduce_scatter", "all_gather") for kib in (16, 256)}
+    names |= {f"alone_tiny_tp2_{w}_b2" for w in ("full", "btp", "btp_no_overlap")}
     assert set(rows) == names, set(rows) ^ names
     for r in rows.values():
         assert {"value", "unit", "peer", "peer_value", "ratio", "date", "commit", "device"} <= set(r), r
@@ -57,6 +59,12 @@ def test_a_run_through_jobs():
     want = (6 * T * parameters / TP / 650e9 + attention / TP / 300e9 + 34 * (parameters / TP + (2 * L + 1) * D) / 4e9 +
             (4 * L + 4) * 20e-3 + bytes_ / 300e6)
     assert abs(full["est_ms"] / want - 1) < 1e-4, (full["est_ms"], want)
+    # A rank alone, and its collectives by the same model, by themselves those of the layers.
+    alone = rows["alone_tiny_tp2_full_b2"]
+    comm = (4 * L + 4) * 20e-3 + bytes_ / 300e6
+    assert abs(alone["est_ms"] - alone["value"] - comm) < 1e-4 and alone["value"] == full["null_ms"], (alone, comm)
+    assert abs(alone["est_comm_ms_layer"] - 4 * (20e-3 + 2 * T * D / 300e6)) < 1e-6, alone
+    assert abs(alone["est_comm_ms_layer_fwd"] - alone["est_comm_ms_layer"] / 2) < 1e-6, alone
     killed = rows["recover_s_kill_tp2"]
     assert killed["equal_to_the_bit"] and killed["from_step"] >= 10 and 0 < killed["value"] < 30, killed
     p, _ = paper_table("--table", OUT)
@@ -78,6 +86,42 @@ def test_what_is_left_out_is_said():
     layer = rows["layer_tiny_tp2_full_b2"]
     deep, shallow = (rows[f"iter_tiny_tp2_full_b2{of}"]["value"] for of in ("", "_l1"))
     assert abs(layer["value"] - (deep - shallow - layer["update_ms"])) < 1e-3 and layer["update_ms"] != 0, layer
+
+
+def test_ranks_alone_and_scaling():
+    """Of a tp with more ranks than devices, and what follows from it."""
+    p, rows = paper_table(*QUICK, "--tp", "4", "--parts", "alone", "--ways", "full,btp_no_overlap")
+    assert p.returncode == 0, p.stdout + p.stderr
+    full, btp = (rows[f"alone_tiny_tp4_{w}_b2"] for w in ("full", "btp_no_overlap"))
+    assert full["value"] > 0 and full["est_ms"] > full["value"] and btp["tp"] == 4, rows
+    lines = {}
+    def line(name, flop, **more):
+        where = dict(size="7b", tp=int(name.split("_tp")[1][0]), micro_batch=1, commit="a")
+        lines[name] = {"name": name, "value": None, "model_flop": flop, **where, **more}
+    line("iter_7b_tp1_btp_b1", 8, value=4.0, est_ms=2.0)
+    line("iter_7b_tp2_btp_no_overlap_b1", 8, value=2.5, est_ms=1.0)
+    line("alone_7b_tp2_btp_no_overlap_b1", 8, value=2.0, est_ms=2.2, est_model_ms=1.0)
+    line("alone_7b_tp4_btp_no_overlap_b1", 8, value=1.0, est_ms=1.25, est_model_ms=0.8)
+    line("alone_7b_tp4_full_b1", 16, value=2.0, est_ms=2.5, est_model_ms=1.5)
+    table = paper_table_module.Table.__new__(paper_table_module.Table)
+    table.args, table.lines = argparse.Namespace(batch=[1]), Kept(lines)
+    table.scaling()
+    two, four = (lines[f"strong_scaling_7b_tp{t}_b1"] for t in (2, 4))
+    assert (two["value"], two["est_value"]) == (0.8, 1.0) and abs(two["est_alone_value"] - 4 / 2.2 / 2) < 1e-9, two
+    assert (four["value"], four["est_value"], four["est_alone_value"]) == (None, 2 / 0.8 / 4, 4 / 1.25 / 4), four
+    said = paper_tables.check_lines(lines)
+    assert any("full rank / BTP, 7b tp 4 B1: - (at least 1.4), estimate 2" in x for x in said), said
+    assert "| 7b_tp2_btp_no_overlap_b1 | 2 |  | 2.2 | 2.5 | 0.88 |" in "\n".join(paper_tables.alone(lines))
+
+
+class Kept:
+    """In place of paper_lines.Lines: nothing on disk."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def put(self, name, value, unit, **more):
+        self.rows[name] = {"name": name, "value": value, "unit": unit, **more}
 
 
 def test_calls_of_a_layer_are_the_plans():
