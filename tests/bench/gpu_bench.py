@@ -16,8 +16,7 @@ import argparse, datetime, functools, glob, json, os, re, statistics, subprocess
 from pathlib import Path
 
 sys.dont_write_bytecode = True
-import gpu_tables
-import paper_tables
+import gpu_tables, paper_model, paper_tables
 from gpu_machine import Smi, machine
 
 HERE = Path(__file__).resolve().parent
@@ -139,30 +138,17 @@ CASES = {**step_cases(), **rank_cases(), **fit_cases(), **ops_cases()}
 
 # ---- what follows from other lines ---------------------------------------------------
 
-# Microseconds of a collective between two H200s over NVLink (NCCL 2.28, no NVLS, no memory that ranks share) by MiB; less
-# than 40 is the launch.
-LAUNCH_US = 40
-NVLINK_US = {"all_reduce": ((0, 20), (16, 76), (32, 139), (64, 249), (128, 470), (256, 895)),
-             "reduce_scatter": ((0, 36), (16, 53), (64, 164), (256, 572))}
-NVLINK_US["all_gather"] = NVLINK_US["reduce_scatter"]
-MODELLED = ("collectives: microseconds measured between two H200s over NVLink, interpolated by size and scaled to tp "
-            "ranks by 2 (tp - 1) / tp, none of it hidden; the rest measured with NULL ones")
-
-
-def collective_us(kind, mib, tp):
-    points = NVLINK_US[kind]
-    after = next((i for i in range(1, len(points) - 1) if mib <= points[i][0]), len(points) - 1)
-    (x0, y0), (x1, y1) = points[after - 1], points[after]
-    return max(LAUNCH_US, (y0 + (mib - x0) * (y1 - y0) / (x1 - x0)) * 2 * (tp - 1) / tp)
+MODELLED = ("collectives: by the alpha-beta line of paper_model.py, none of it hidden; the rest measured with NULL "
+            "ones")
 
 
 def repeated_ms(row):
     """Of the collectives that a layer's recompute repeats."""
     total = 0
-    for kind in NVLINK_US:
+    for kind in paper_model.ALPHA_US:
         calls = row.get(f"repeated_{kind}_calls", 0)
         if calls:
-            total += calls * collective_us(kind, row[f"repeated_{kind}_mib"] / calls, row["tp"]) / 1e3
+            total += calls * paper_model.call_us(kind, row[f"repeated_{kind}_mib"] * 2**20 / calls, row["tp"]) / 1e3
     return total
 
 

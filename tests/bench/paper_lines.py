@@ -64,7 +64,10 @@ class Lines:
         row = self.rows.get(name)
         return row["value"] if row else None
 
-
+    def same_build(self, name):
+        """Whether the line is there, of this commit and device."""
+        row = self.rows.get(name, {})
+        return all(row.get(k) == self.about[k] for k in ("commit", "device"))
 
 # ---- steps and tokens ---------------------------------------------------------------------
 

@@ -29,8 +29,8 @@ WAYS = {
     "vanilla_published_low_rank": Way("COLA", "VANILLA", {**PUBLISHED, "recompute": "LOW_RANK"}),
     "vanilla_published_layer": Way("COLA", "VANILLA", {**PUBLISHED, "recompute": "LAYER"}),
     "full_layer": Way("FULL_RANK", "FULL", {"recompute": "LAYER"}),
-    "svd": Way("SVD", "BTP", {"overlap": "ON"}),
-    "lax": Way("LAX", "BTP", {"overlap": "ON"}),
+    "svd": Way("SVD", "BTP", {}),
+    "lax": Way("LAX", "BTP", {}),
     "svd_vanilla_published": Way("SVD", "VANILLA", PUBLISHED),
     "lax_vanilla_published": Way("LAX", "VANILLA", PUBLISHED),
 }
@@ -135,10 +135,10 @@ def wire(kind, tp):
 
 # ---- the estimate -----------------------------------------------------------------------
 
-# NCCL between two H200s (NVLink, no NVLS): a straight line through what was measured at 16 to 256 MiB, latency and
-# bytes a second of the wire; for more GPUs the same line on a ring's share of the payload.
-ALPHA_US = {REDUCE: 20, SCATTER: 25, GATHER: 25}
-BETA_GB_S = {REDUCE: 300, SCATTER: 245, GATHER: 245}
+# NCCL between two H200s (NVLink, no NVLS, memory that ranks share): a straight line through what was measured at 16 and
+# 256 MiB, latency and bytes a second of the wire; for more GPUs the same line on a ring's share of the payload.
+ALPHA_US = {REDUCE: 11, SCATTER: 7, GATHER: 8}
+BETA_GB_S = {REDUCE: 343, SCATTER: 288, GATHER: 343}
 # One H200, sustained under its power limit, TFLOP/s: large products; causal attention both ways by width of a head.
 PRODUCTS, ATTENTION = 650, {64: 300, 128: 420}
 # Bytes of an update for each parameter of a rank: gradient twice (norm, update), master and moments in and out, weight.

@@ -208,16 +208,20 @@ class Table:
             if found:
                 return found, time.monotonic()
             status = c.status(job)
-            if status["state"] in ("FAILED", "HELD", "CANCELLED", "TIMEOUT") or status.get("attempt", 1) > 1:
+            over = status["state"] in ("FAILED", "HELD", "CANCELLED", "TIMEOUT")
+            if over or (status.get("attempt", 1) > 1 and self.ended_ranks(job)):  # an attempt refused is one to come
                 raise Unfit(self.why(job, status))
             if time.monotonic() > limit:
                 raise Unfit(f"{len(rows)} steps within {time.monotonic() - begin:.0f} s, state {status['state']} "
                             f"{status.get('info') or ''}")
             time.sleep(0.1)
 
+    def ended_ranks(self, job):
+        return [e["text"] for e in self.cluster.events(job) if e["kind"] == "rank-exit"]
+
     def why(self, job, status):
-        events = [e["text"] for e in self.cluster.events(job) if e["kind"] in ("rank-exit", "attempt-refused")]
-        text = (events or [status.get("info") or status["state"]])[0]
+        refused = [e["text"] for e in self.cluster.events(job) if e["kind"] == "attempt-refused"]
+        text = (self.ended_ranks(job) or refused or [status.get("info") or status["state"]])[0]
         return ("does not fit: " if re.search("memory|arena", text) else "failed: ") + first_line(text)
 
     def planned(self, cell):
@@ -411,7 +415,7 @@ class Table:
     def join_comm(self):
         """Times of a layer's and a step's communication, to the lines of the iterations."""
         for name, row in list(self.lines.rows.items()):
-            if not name.startswith("iter_") or row.get("tp", 1) < 2 or name not in self.lines.mine:
+            if not name.startswith("iter_") or row.get("tp", 1) < 2 or not self.lines.same_build(name):
                 continue
             cell = pm.Cell(row["size"], row["tp"], row["way"], row["micro_batch"],
                            0 if row["layers"] == row["layers_whole"] else row["layers"], row["nondet"])
@@ -438,9 +442,9 @@ class Table:
             took = max(8, time.monotonic() - begin)
 
     def rank_alone(self, cell):
-        """The line of a rank of it with NULL collectives, of this run; its value is None where it cannot be."""
+        """The line of a rank of it with NULL collectives; its value is None where it cannot be."""
         name = cell.named("alone")
-        if name in self.lines.mine:
+        if name in self.lines.mine or (self.args.skip_done and self.lines.same_build(name)):
             return self.lines.rows[name]
         about = {"size": cell.size, "tp": cell.tp, "way": cell.way, "micro_batch": cell.batch, "layers": cell.depth,
                  "layers_whole": pm.SIZES[cell.size].layers, "nondet": cell.nondet, "alone_by": ALONE_BY}

@@ -57,13 +57,13 @@ def test_a_run_through_jobs():
     attention = 3.5 * L * (T // S) * (4 * D * S * (S + 1) / 2)
     bytes_ = L * 4 * 2 * T * D + 2 * 2 * T * D + 4 * 4 * T
     want = (6 * T * parameters / TP / 650e9 + attention / TP / 300e9 + 34 * (parameters / TP + (2 * L + 1) * D) / 4e9 +
-            (4 * L + 4) * 20e-3 + bytes_ / 300e6)
+            (4 * L + 4) * 11e-3 + bytes_ / 343e6)
     assert abs(full["est_ms"] / want - 1) < 1e-4, (full["est_ms"], want)
     # A rank alone, and its collectives by the same model, by themselves those of the layers.
     alone = rows["alone_tiny_tp2_full_b2"]
-    comm = (4 * L + 4) * 20e-3 + bytes_ / 300e6
+    comm = (4 * L + 4) * 11e-3 + bytes_ / 343e6
     assert abs(alone["est_ms"] - alone["value"] - comm) < 1e-4 and alone["value"] == full["null_ms"], (alone, comm)
-    assert abs(alone["est_comm_ms_layer"] - 4 * (20e-3 + 2 * T * D / 300e6)) < 1e-6, alone
+    assert abs(alone["est_comm_ms_layer"] - 4 * (11e-3 + 2 * T * D / 343e6)) < 1e-6, alone
     assert abs(alone["est_comm_ms_layer_fwd"] - alone["est_comm_ms_layer"] / 2) < 1e-6, alone
     killed = rows["recover_s_kill_tp2"]
     assert killed["equal_to_the_bit"] and killed["from_step"] >= 10 and 0 < killed["value"] < 30, killed
