@@ -108,6 +108,10 @@ struct agent_attempt {
     int64_t ended_ns;      /* monotonic; when ENDED was seen */
     char note[512];        /* for NodeEnd: what was unusual about the end */
     bool end_sent, end_acked;
+    /* Its end is kept back until this look finds that its GPUs have let go of its memory, or that time; 0: not yet. */
+    uint64_t release_look;
+    int64_t release_due, release_ns;
+    bool released;
     bool acks_dirty;
     int64_t acks_ns;
     int64_t report_ns; /* when an end was last reported */

@@ -526,6 +526,17 @@ int devices_assign(struct agent *agent, Boost__AttemptStart *s, struct error *er
     return s->device_name ? ERR_OK : error_set(err, ERR_NOMEM, "no memory for the attempt");
 }
 
+bool devices_released(const struct agent *agent, const Boost__AttemptStart *s)
+{
+    const struct agent_devices *d = agent->devices;
+    for (size_t i = 0; d && i < s->n_devices; i++)
+        for (int g = 0; g < d->now.n; g++)
+            if (s->devices[i]->uuid && strcmp(s->devices[i]->uuid, d->now.gpus[g].uuid) == 0 &&
+                stranger(agent, g) == NOBODY)
+                return false;
+    return true;
+}
+
 char *devices_describe(const struct agent *agent, const Boost__AttemptStart *s, int rank)
 {
     const struct agent_devices *d = agent->devices;

@@ -41,6 +41,9 @@ MUST_USE int devices_assign(struct agent *agent, Boost__AttemptStart *start, str
 /* The number of a look that begins after this call; devices_looked() reaches it when it is over. */
 uint64_t devices_look_now(struct agent *agent);
 uint64_t devices_looked(const struct agent_devices *d);
+/* Whether the last look found nobody's memory (gpu_unknown_mib) on the GPUs of an attempt that has ended: the driver
+ * takes some time to free what a process had. */
+bool devices_released(const struct agent *agent, const Boost__AttemptStart *start);
 /* "gpu 3 (NVIDIA H200): Xid 79 (fell off the bus)": of a rank of the order, with what is known to be wrong. NULL: it
  * has no GPU, or no memory. The caller frees it. */
 char *devices_describe(const struct agent *agent, const Boost__AttemptStart *start, int rank);

@@ -26,6 +26,8 @@ enum {
     TAIL_MS = 10000, /* between two tails of a rank's output */
     TAIL_BYTES = 4 << 10,
     DEVICE_MS = 500, /* the end of a rank whose device failed waits so long for what the driver knows */
+    RELEASE_MS = 5000, /* NodeEnd waits so long for GPUs to let go of the attempt's memory */
+    RELEASE_LOOK_MS = 100,
 };
 
 /* ---- files of the keeper ---- */
@@ -370,6 +372,26 @@ static void send_exits(struct agent_attempt *a, bool again)
         a->ranks[i].exit_again = false;
 }
 
+/* Whether its GPUs can be given to another attempt, which were refused while they seem to be in use. */
+static bool devices_free(struct agent_attempt *a, int64_t now)
+{
+    if (a->released || !a->start->n_devices || !a->agent->devices)
+        return true;
+    if (!a->release_due) {
+        a->release_due = now + RELEASE_MS * NS_PER_MS;
+        a->release_look = devices_look_now(a->agent);
+        a->release_ns = now;
+        return false;
+    }
+    bool looked = devices_looked(a->agent->devices) >= a->release_look;
+    a->released = (looked && devices_released(a->agent, a->start)) || now >= a->release_due;
+    if (!a->released && looked && now - a->release_ns >= RELEASE_LOOK_MS * NS_PER_MS) {
+        a->release_look = devices_look_now(a->agent);
+        a->release_ns = now;
+    }
+    return a->released;
+}
+
 /* Everything new, records before the end they precede. */
 static void report(struct agent_attempt *a)
 {
@@ -389,7 +411,8 @@ static void report(struct agent_attempt *a)
         bool metrics = r->metrics.caught_up || now - a->ended_ns > METRICS_WAIT_MS * NS_PER_MS;
         all_sent = all_sent && r->shards.caught_up && metrics && (!r->exit || r->exit_sent);
     }
-    if (a->state == ATTEMPT_ENDED && all_sent && (!a->end_sent || (again && !a->end_acked)))
+    bool due = a->state == ATTEMPT_ENDED && all_sent && (!a->end_sent || (again && !a->end_acked));
+    if (due && devices_free(a, now))
         send_end(a);
 }
 

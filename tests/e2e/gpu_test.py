@@ -173,6 +173,27 @@ def test_unsound_and_taken_devices_are_passed_over():
         stranger.wait()
 
 
+def test_a_job_waits_until_its_gpu_has_let_go():
+    """Memory outlives its process for a while: the next job, which stands ready, is not refused for it."""
+    with Sleeping("count 1\n") as c:
+        job, after = (c.submit(tiny_job(c), *ON_CUDA) for _ in range(2))
+        c.sees(job, 0)
+        c.tell("count 1\n0 used 900\n")
+        wait_until(lambda: c.node()["gpus"][0]["used_mib"] == 1670, 10, "the agent sees the memory")
+        pid = wait_until(lambda: c.rank_pids(job, 1).get(0), 10, "the rank's pid")
+        c.ok("cancel", "--now", "-y", job)
+        wait_until(lambda: not alive(pid), 10, "the rank's end")
+        c.tell("count 1\n")
+        c.sees(after, 0)
+        assert not [e for e in c.events(after) if e["kind"] == "attempt-refused"], c.events(after)
+        # What stays is not waited for without end, and the node says so.
+        c.tell("count 1\n0 used 900\n")
+        wait_until(lambda: c.node()["gpus"][0]["used_mib"] == 1670, 10, "the agent sees the memory")
+        c.ok("cancel", "--now", "-y", after)
+        c.wait_state(after, "CANCELLED", deadline=20)
+        wait_until(lambda: "900 MiB of it" in c.node()["gpus"][0].get("note", ""), 10, "the note")
+
+
 def test_a_rank_without_a_driver_is_infrastructure():
     no_driver()
     with Gpus() as c:

@@ -167,8 +167,12 @@ int nvmlDeviceGetName(struct device *d, char *out, unsigned len)
 
 int nvmlDeviceGetMemoryInfo(struct device *d, struct memory *out)
 {
-    if (!wild(d, out, sizeof *out))
-        *out = (struct memory){.total = 143771ULL << 20, .free = 143000ULL << 20, .used = 771ULL << 20};
+    long used = line(d->index, "used", 0, NULL);
+    if (wild(d, out, sizeof *out))
+        return SUCCESS;
+    out->total = 143771ULL << 20;
+    out->used = (770ULL + (unsigned long long)(used >= 0 ? used : 1)) << 20; /* the driver's own too */
+    out->free = out->total - out->used;
     return SUCCESS;
 }
 
