@@ -25,6 +25,7 @@ static const char usage[] =
     "       boost-worker ckpt verify [--headers] CKPTDIR\n"
     "       boost-worker ckpt export [--bf16] [--file-mib N] CKPTDIR DIR\n"
     "       boost-worker ckpt import HFDIR DIR\n"
+    "       boost-worker ckpt model HFDIR\n"
     "       boost-worker ckpt convert [--rank R] CKPTDIR DIR\n"
     "       boost-worker --check-cuda\n"
     "\n"
