@@ -163,6 +163,53 @@ static int load_start(const char *run_dir, const char *name, Boost__AttemptStart
     return ERR_OK;
 }
 
+static bool runs(const char *run_dir)
+{
+    char marker[PATH_MAX + 16];
+    int lock = -1;
+    if (keeper_lock(run_dir, &lock, NULL) == ERR_BUSY)
+        return true;
+    if (lock >= 0)
+        close(lock);
+    snprintf(marker, sizeof marker, "BOOST_RUN_DIR=%s", run_dir);
+    struct proc_sweep sweep = {.marker = marker};
+    return proc_sweep(&sweep, 0) > 0;
+}
+
+static int check_name(const struct agent *agent, const char *name, struct error *err)
+{
+    char run_dir[PATH_MAX];
+    Boost__AttemptStart *start;
+    if (fs_join(run_dir, sizeof run_dir, NULL, agent->attempts_dir, name) || load_start(run_dir, name, &start, NULL))
+        return ERR_OK; /* adoption says what is wrong with it */
+    if (start->node && *start->node && strcmp(start->node, agent->node) != 0 && runs(run_dir)) {
+        error_set(err, ERR_BUSY,
+                  "attempt %" PRId64 ".%d of node %s runs in the state directory %s, and this agent is node %s%s",
+                  start->job, start->attempt, start->node, agent->state_dir, agent->node,
+                  *agent->config->node ? "" : " (the host name)");
+        error_hint(err,
+                   "start it with --node %s (node in agent.conf), or with another --state-dir; it takes the new "
+                   "name once its jobs here are over: boostctl cancel or hold",
+                   start->node);
+    }
+    boost__attempt_start__free_unpacked(start, NULL);
+    return err->code;
+}
+
+int attempts_check_names(const struct agent *agent, struct error *err)
+{
+    error_clear(err);
+    DIR *dir = opendir(agent->attempts_dir);
+    if (!dir)
+        return error_errno(err, errno, "cannot read %s", agent->attempts_dir);
+    struct dirent *e;
+    int rc = ERR_OK;
+    while (!rc && (e = readdir(dir)))
+        rc = e->d_name[0] == '.' ? ERR_OK : check_name(agent, e->d_name, err);
+    closedir(dir);
+    return rc;
+}
+
 /* A directory that cannot be read: whatever runs there is killed, since nobody could report it. */
 static void quarantine(struct agent *agent, const char *run_dir, const char *name, const struct error *why)
 {

@@ -35,7 +35,7 @@ static void usage(FILE *out)
           "  --controller-socket PATH  boostd's socket, on the same machine\n"
           "  --controller HOST:PORT    boostd on another machine, by TCP with TLS (controller_address of the\n"
           "                            configuration, which may name several); certificates: tls_certificate, ...\n"
-          "  --node NAME               this node's name (default: the host name)\n"
+          "  --node NAME               this node's name (default: the host name); it stays while attempts run here\n"
           "  --cpu-slots N             ranks at once (default: cores)\n"
           "  --log-level LEVEL         debug, info, warn, error\n"
           "  --set FIELD=VALUE         any field of the configuration; may be repeated\n"

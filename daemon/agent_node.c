@@ -428,6 +428,8 @@ int agent_run(const struct agent_setup *setup, struct error *err)
     agent.way.obeys_path = agent.obeys_path;
     if (!rc)
         rc = take_lock(&agent, err);
+    if (!rc)
+        rc = attempts_check_names(&agent, err);
     if (rc) {
         if (agent.lock_fd >= 0)
             close(agent.lock_fd);

@@ -61,9 +61,10 @@ struct agent_setup {
     const char *controller_socket; /* of the command line; NULL: environment, configuration, default */
 };
 
-/* Takes the state directory (ERR_BUSY: another agent has it), adopts what runs, connects, and runs until
- * SIGTERM or SIGINT. Ranks are left running. Prints "boost-agent ready node=NAME" when first registered. Once a
- * process; it should then end with _exit, since a thread may hang on a dead file system. */
+/* Takes the state directory (ERR_BUSY: another agent has it, or attempts of another node's name run in it), adopts
+ * what runs, connects, and runs until SIGTERM or SIGINT. Ranks are left running. Prints "boost-agent ready node=NAME"
+ * when first registered. Once a process; it should then end with _exit, since a thread may hang on a dead file
+ * system. */
 MUST_USE int agent_run(const struct agent_setup *setup, struct error *err);
 
 /* Sends one message; false: not now. */

@@ -13,6 +13,54 @@ enum { DOING_MAX_MS = 7 * 86400 * 1000 };
 
 /* ---- registering ------------------------------------------------------------------------ */
 
+static struct attempt_part *live_part(struct core *c, const char *node, int64_t job_id, int attempt, struct job **job,
+                                      struct attempt **a)
+{
+    *job = core_job(c, job_id);
+    *a = *job ? job_live_attempt(*job) : NULL;
+    if (!*a || (*a)->number != attempt)
+        return NULL;
+    for (int p = 0; p < (*a)->n_parts; p++)
+        if (strcmp((*a)->parts[p].node, node) == 0)
+            return &(*a)->parts[p];
+    return NULL;
+}
+
+/* An attempt of the list that is live under the name of another node, which is away: one whose agent may have changed
+ * its name. Verdicts go by names, and the one for a stranger's attempt kills. */
+static const struct attempt_part *of_another_name(struct core *c, const Boost__Register *m, const Boost__LiveAttempt *x)
+{
+    struct job *job;
+    struct attempt *a;
+    if ((x->store_id && strcmp(x->store_id, core_store_id(c)) != 0) ||
+        live_part(c, m->node, x->job, x->attempt, &job, &a) || !a || a->number != x->attempt)
+        return NULL;
+    for (int p = 0; p < a->n_parts; p++) {
+        const struct node *n = node_find(c, a->parts[p].node);
+        if (n && !n->connected && !a->parts[p].gone && !a->parts[p].lost)
+            return &a->parts[p];
+    }
+    return NULL;
+}
+
+static int check_names(struct core *c, const Boost__Register *m, struct error *err)
+{
+    for (size_t i = 0; i < m->n_attempts; i++) {
+        const Boost__LiveAttempt *x = m->attempts[i];
+        const struct attempt_part *part = of_another_name(c, m, x);
+        if (!part)
+            continue;
+        error_set(err, ERR_REFUSED, "node %s has attempt %" PRId64 ".%d, which was placed on node %s, and that is away",
+                  m->node, x->job, x->attempt, part->node);
+        error_hint(err,
+                   "start this agent with --node %s until its jobs are over; once %s is DOWN, %s is taken and the "
+                   "attempt is killed there",
+                   part->node, part->node, m->node);
+        return ERR_REFUSED;
+    }
+    return ERR_OK;
+}
+
 static int check_register(struct core *c, const Boost__Register *m, struct error *err)
 {
     if (!m->node || !validate_name(m->node))
@@ -27,7 +75,7 @@ static int check_register(struct core *c, const Boost__Register *m, struct error
         error_hint(err, "give each agent its own node name (node in agent.conf), or stop the other one");
         return ERR_REFUSED;
     }
-    return ERR_OK;
+    return check_names(c, m, err);
 }
 
 static const Boost__LiveAttempt *listed(const Boost__Register *m, const char *store_id, int64_t job, int attempt)
@@ -37,19 +85,6 @@ static const Boost__LiveAttempt *listed(const Boost__Register *m, const char *st
         if (x->job == job && x->attempt == attempt && (!x->store_id || strcmp(x->store_id, store_id) == 0))
             return x;
     }
-    return NULL;
-}
-
-static struct attempt_part *live_part(struct core *c, const char *node, int64_t job_id, int attempt, struct job **job,
-                                      struct attempt **a)
-{
-    *job = core_job(c, job_id);
-    *a = *job ? job_live_attempt(*job) : NULL;
-    if (!*a || (*a)->number != attempt)
-        return NULL;
-    for (int p = 0; p < (*a)->n_parts; p++)
-        if (strcmp((*a)->parts[p].node, node) == 0)
-            return &(*a)->parts[p];
     return NULL;
 }
 

@@ -159,6 +159,71 @@ static void an_agent_restart_restarts_no_rank(void **state)
     world_free(w);
 }
 
+/* An agent under another name brings what runs: it is nobody's there, and is not killed while it may be what n1 has. */
+static void an_agent_under_another_name_kills_nothing(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    struct fake_agent *b = agent_add(w, "n9", 2);
+    struct error err;
+    int64_t id;
+    join_world(w, a);
+    struct fake_attempt *x = run_job(w, a, &id);
+    b->attempts[0] = *x;
+    b->n_attempts = 1;
+    struct fake_attempt *y = &b->attempts[0];
+    disconnect(w, a);
+    assert_int_equal(try_register(w, b, &err), ERR_REFUSED);
+    assert_says(err.message, "which was placed on node n1");
+    assert_says(err.hint, "--node n1");
+    b->connected = false;
+    y->alive = false; /* nor is its end forgotten */
+    assert_int_equal(try_register(w, b, &err), ERR_REFUSED);
+    b->connected = false;
+    y->alive = true;
+    advance(w, 1000);
+    assert_int_equal(y->kills + y->terms, 0);
+    assert_int_equal(liveness(w, "n9"), -1); /* not known as a node */
+    snprintf(a->instance, sizeof a->instance, "instance-n1-2");
+    join_world(w, a);
+    pump(w);
+    assert_state(w, id, RUNNING);
+    assert_int_equal(x->kills + x->terms, 0);
+    /* While n1 has it, the other is a stranger; as it is once n1 is given up. */
+    join_world(w, b);
+    pump(w);
+    assert_int_equal(y->kills, 1);
+    assert_state(w, id, RUNNING);
+    world_free(w);
+}
+
+static void another_name_is_taken_when_the_first_is_down(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    struct fake_agent *b = agent_add(w, "n9", 2);
+    struct error err;
+    int64_t id;
+    join_world(w, a);
+    advance(w, 40000);
+    b->attempts[0] = *run_job(w, a, &id);
+    b->n_attempts = 1;
+    disconnect(w, a);
+    assert_int_equal(try_register(w, b, &err), ERR_REFUSED);
+    b->connected = false;
+    advance(w, 13000);
+    assert_state(w, id, RECOVERING);
+    join_world(w, b);
+    pump(w);
+    assert_int_equal(b->attempts[0].kills, 1);
+    advance(w, 5000);
+    assert_state(w, id, STARTING);
+    assert_non_null(newest(w, b, id));
+    world_free(w);
+}
+
 static void an_agent_without_the_attempt_has_lost_it(void **state)
 {
     (void)state;
@@ -760,6 +825,8 @@ int main(void)
         cmocka_unit_test(a_returning_node_is_fenced_first),
         cmocka_unit_test(it_recovers_elsewhere_meanwhile),
         cmocka_unit_test(an_agent_restart_restarts_no_rank),
+        cmocka_unit_test(an_agent_under_another_name_kills_nothing),
+        cmocka_unit_test(another_name_is_taken_when_the_first_is_down),
         cmocka_unit_test(an_agent_without_the_attempt_has_lost_it),
         cmocka_unit_test(a_job_given_up_may_still_have_finished),
         cmocka_unit_test(a_lost_start_is_sent_again),
