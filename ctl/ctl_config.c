@@ -81,11 +81,12 @@ static int show_way(const struct ctl *ctl)
     char socket[SOCKET_PATH_MAX];
     struct error err;
     const char *host = ctl->host_option ? ctl->host_option : ctl->socket_option ? NULL : getenv("BOOST_HOST");
-    const char *by = ctl->host_option         ? "--host"
-                     : ctl->socket_option     ? "--socket"
-                     : host && *host          ? "$BOOST_HOST"
-                     : getenv("BOOST_SOCKET") ? "$BOOST_SOCKET"
-                                              : "default";
+    const char *env = getenv("BOOST_SOCKET");
+    const char *by = ctl->host_option     ? "--host"
+                     : ctl->socket_option ? "--socket"
+                     : host && *host      ? "$BOOST_HOST"
+                     : env && *env        ? "$BOOST_SOCKET"
+                                          : "default";
     bool remote = host && *host;
     if (!remote && socket_path_find(SOCKET_CONNECT, ctl->socket_option, NULL, socket, &err))
         return ctl_fail(&err);

@@ -394,8 +394,8 @@ static void close_all(struct agent *agent)
         close(agent->lock_fd);
 }
 
-/* The socket that the command line names, else the configuration's addresses, else the socket of the environment, the
- * configuration or the default. */
+/* The socket that the command line names, else the configuration's addresses, else the socket of the configuration, the
+ * environment or the default. */
 static int find_way(struct agent *agent, const struct agent_setup *setup, struct error *err)
 {
     const Boost__AgentConfig *config = setup->config;

@@ -47,7 +47,7 @@ int address_parse(const char *text, bool listen, const char *what, struct addres
     if (strcspn(host, " \t/@[]") < len)
         return bad(text, what, "a host has no spaces, brackets, '/' or '@'", err);
     if (port && !good_port(port, listen))
-        return bad(text, what, "the port is not 1 to 65535", err);
+        return bad(text, what, listen ? "the port is not 0 to 65535" : "the port is not 1 to 65535", err);
     snprintf(out->host, sizeof out->host, "%.*s", (int)len, host);
     struct in6_addr ignored;
     if (strchr(out->host, ':') && inet_pton(AF_INET6, out->host, &ignored) != 1)

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "proto/address.h"
 #include "proto/base/fs.h"
 #include "proto/reflect.h"
 #include "proto/text.h"
@@ -146,6 +147,16 @@ static int check_user_limits(const Boost__BoostdConfig *c, struct error *err)
     return ERR_OK;
 }
 
+/* Told here and not when they are used, which may be after the certificates have been read. */
+static int check_addresses(char *const *list, size_t n, bool listen, const char *field, struct error *err)
+{
+    struct address ignored;
+    int rc = ERR_OK;
+    for (size_t i = 0; !rc && i < n; i++)
+        rc = address_parse(list[i], listen, field, &ignored, err);
+    return rc;
+}
+
 int config_load_boostd(const char *path, const char *fallback, const char *const *sets, size_t n, struct arena *a,
                        Boost__BoostdConfig **out, struct error *err)
 {
@@ -166,6 +177,8 @@ int config_load_boostd(const char *path, const char *fallback, const char *const
         rc = check_log_level(c->log_level, err);
     if (!rc)
         rc = check_user_limits(c, err);
+    if (!rc)
+        rc = check_addresses(c->listen, c->n_listen, true, "configuration: listen", err);
     if (!rc && !*c->state_dir)
         rc = error_set(err, ERR_INVALID, "configuration: state_dir is empty");
     *out = c;
@@ -292,6 +305,9 @@ int config_load_agent(const char *path, const char *fallback, const char *const 
         rc = check_scripts(c, err);
     if (!rc)
         rc = check_s3(c, err);
+    if (!rc)
+        rc = check_addresses(c->controller_address, c->n_controller_address, false, "configuration: controller_address",
+                             err);
     if (!rc && !*c->state_dir)
         rc = error_set(err, ERR_INVALID, "configuration: state_dir is empty");
     *out = c;

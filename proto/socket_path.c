@@ -34,10 +34,10 @@ int socket_path_find(enum socket_side side, const char *option, const char *conf
     const char *env = getenv("BOOST_SOCKET");
     if (is_set(option))
         return put(out, "", option, "--socket", err);
-    if (is_set(env))
-        return put(out, "", env, "$BOOST_SOCKET", err);
     if (is_set(configured))
         return put(out, "", configured, "the configuration", err);
+    if (is_set(env))
+        return put(out, "", env, "$BOOST_SOCKET", err);
     const char *runtime = getenv("XDG_RUNTIME_DIR");
     if (!is_set(runtime) || (side == SOCKET_LISTEN && geteuid() == 0))
         return put(out, "", SYSTEM_SOCKET, "the default", err);

@@ -8,8 +8,8 @@ enum { SOCKET_PATH_MAX = 108 }; /* sun_path of sockaddr_un, with its NUL */
 
 enum socket_side { SOCKET_CONNECT, SOCKET_LISTEN };
 
-/* The first of these that is set: `option` (--socket), $BOOST_SOCKET, `configured` (the configuration
- * file's field), then the default. NULL and "" are not set.
+/* The first of these that is set: `option` (--socket), `configured` (the configuration's field, by file or --set),
+ * $BOOST_SOCKET, then the default. NULL and "" are not set.
  * The default is $XDG_RUNTIME_DIR/boost/boostd.sock or, without that variable, /run/boost/boostd.sock.
  * To listen: root always takes /run/boost. To connect: of the two the first that exists, so that a user
  * with a login session reaches the system's boostd. ERR_INVALID: longer than 107 bytes. */

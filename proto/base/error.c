@@ -27,16 +27,19 @@ void error_clear(struct error *err)
     err->hint[0] = '\0';
 }
 
+/* Texts are made beside the error and put in last: an argument may be its own message or hint. */
 int error_set(struct error *err, enum error_code code, const char *fmt, ...)
 {
     if (!err)
         return (int)code;
+    char text[sizeof err->message] = "";
     va_list ap;
     va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
     err->code = code;
     err->hint[0] = '\0';
-    vsnprintf(err->message, sizeof err->message, fmt, ap);
-    va_end(ap);
+    memcpy(err->message, text, sizeof text);
     return (int)code;
 }
 
@@ -60,12 +63,14 @@ int error_errno(struct error *err, int errnum, const char *fmt, ...)
     enum error_code code = code_of_errno(errnum);
     if (!err)
         return (int)code;
+    char text[sizeof err->message] = "";
     va_list ap;
     va_start(ap, fmt);
-    int used = vsnprintf(err->message, sizeof err->message, fmt, ap);
+    int used = vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    if (used >= 0 && (size_t)used < sizeof err->message)
-        snprintf(err->message + used, sizeof err->message - (size_t)used, ": %s", strerror(errnum));
+    if (used >= 0 && (size_t)used < sizeof text)
+        snprintf(text + used, sizeof text - (size_t)used, ": %s", strerror(errnum));
+    memcpy(err->message, text, sizeof text);
     err->code = code;
     err->hint[0] = '\0';
     return (int)code;
@@ -75,10 +80,12 @@ int error_hint(struct error *err, const char *fmt, ...)
 {
     if (!err)
         return ERR_OK;
+    char text[sizeof err->hint] = "";
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(err->hint, sizeof err->hint, fmt, ap);
+    vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
+    memcpy(err->hint, text, sizeof text);
     return (int)err->code;
 }
 
@@ -86,13 +93,13 @@ int error_context(struct error *err, const char *fmt, ...)
 {
     if (!err)
         return ERR_OK;
-    char old[sizeof err->message];
-    memcpy(old, err->message, sizeof old);
+    char text[sizeof err->message] = "";
     va_list ap;
     va_start(ap, fmt);
-    int used = vsnprintf(err->message, sizeof err->message, fmt, ap);
+    int used = vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    if (used >= 0 && (size_t)used < sizeof err->message)
-        snprintf(err->message + used, sizeof err->message - (size_t)used, ": %s", old);
+    if (used >= 0 && (size_t)used < sizeof text)
+        snprintf(text + used, sizeof text - (size_t)used, ": %s", err->message);
+    memcpy(err->message, text, sizeof text);
     return (int)err->code;
 }

@@ -3,7 +3,7 @@
  * A function that can fail returns 0 or an enum error_code and fills *err where
  * the fault is; callers add context with error_context() on the way up.
  * `message` says what and where, `hint` how to mend it (may be empty).
- * Every function here accepts err == NULL (the caller only wants the code). */
+ * Every function here accepts err == NULL (the caller only wants the code), and arguments that point into *err. */
 #ifndef BOOST_PROTO_BASE_ERROR_H
 #define BOOST_PROTO_BASE_ERROR_H
 

@@ -619,10 +619,14 @@ def test_config_files_are_checked_without_a_controller(c):
     boostd.write_text("state_dir: \"/x\"\n  heartbeet_ms: 5\n")
     fails(c, 6, [":2:3", "heartbeet_ms", "heartbeat_ms"], "config", "check", boostd)
     unnamed = c.dir / "x.conf"
+    unnamed.write_text("hartbeat_ms: 5\n")
+    fails(c, 6, ["hint: BoostdConfig has: state_dir", "; --for agent checks it as agent.conf"], "config", "check", unnamed)
     unnamed.write_text("health_interval_ms: 100\n")  # in range for an agent, and no field of boostd's
     assert c.ok("config", "check", unnamed) == f"{unnamed}: valid for boost-agent\n"
     answer = json.loads(c.ctl("-o", "json", "config", "check", boostd).out)
     assert answer["schema"] == "boost.config-check/1" and answer["valid"] is False and ":2:3" in answer["message"], answer
+    boostd.write_text('listen: "x:99999"\n')
+    fails(c, 6, ["listen", '"x:99999" is no address', "the port"], "config", "check", boostd)
     fails(c, 2, "takes: config check FILE", "config", "check")
     fails(c, 6, "/nowhere/agent.conf", "config", "check", "/nowhere/agent.conf")
     example = ROOT / "deploy" / "examples" / "agent.conf"

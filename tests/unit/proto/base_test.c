@@ -35,6 +35,29 @@ static void test_error_text(void **state)
     assert_true(err.code == ERR_OK && !err.message[0] && !err.hint[0]);
 }
 
+static void test_error_arguments_may_be_its_own_texts(void **state)
+{
+    (void)state;
+    struct error err;
+    error_set(&err, ERR_INVALID, "no field");
+    error_hint(&err, "write x");
+    error_hint(&err, "%s; or y", err.hint);
+    assert_string_equal(err.hint, "write x; or y");
+    error_hint(&err, "of %s: %s", err.message, err.hint);
+    assert_string_equal(err.hint, "of no field: write x; or y");
+    error_context(&err, "%s (%s)", err.message, err.hint);
+    assert_string_equal(err.message, "no field (of no field: write x; or y): no field");
+    error_set(&err, ERR_IO, "again: %s; %s", err.message + 3, err.hint);
+    assert_string_equal(err.message,
+                        "again: field (of no field: write x; or y): no field; of no field: write x; or y");
+    assert_string_equal(err.hint, "");
+    error_set(&err, ERR_IO, "file");
+    error_hint(&err, "mend");
+    error_errno(&err, EIO, "%s and %s", err.message, err.hint);
+    assert_memory_equal(err.message, "file and mend: ", 15);
+    assert_string_equal(err.hint, "");
+}
+
 static void test_error_is_cut_not_overrun(void **state)
 {
     (void)state;
@@ -267,6 +290,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_error_text),
+        cmocka_unit_test(test_error_arguments_may_be_its_own_texts),
         cmocka_unit_test(test_error_is_cut_not_overrun),
         cmocka_unit_test(test_error_codes),
         cmocka_unit_test(test_buffer_grows_to_its_maximum),

@@ -46,7 +46,10 @@ static void the_first_that_is_set_wins(void **state)
     environment("/env", "/xdg");
     expect_path(SOCKET_CONNECT, "/option", "/conf", "/option");
     expect_path(SOCKET_LISTEN, "/option", "/conf", "/option");
-    expect_path(SOCKET_CONNECT, "", "/conf", "/env");
+    expect_path(SOCKET_CONNECT, "", "/conf", "/conf"); /* what is said to this program beats what is around it */
+    expect_path(SOCKET_LISTEN, NULL, "/conf", "/conf");
+    expect_path(SOCKET_CONNECT, NULL, "", "/env");
+    expect_path(SOCKET_LISTEN, "", NULL, "/env");
     environment("", "/xdg");
     expect_path(SOCKET_LISTEN, NULL, "/conf", "/conf");
     environment(NULL, NULL);

@@ -129,6 +129,9 @@ static void errors_name_the_place_and_the_mend(void **state)
         {"heartbeat", ERR_USAGE, "heartbeat"},
         {"=5", ERR_USAGE, "=5"},
         {"no_such=5", ERR_INVALID, "no_such"},
+        {"listen=127.0.0.1:99999", ERR_INVALID, "listen: \"127.0.0.1:99999\""},
+        {"listen=x:-1", ERR_INVALID, "listen"},
+        {"listen=", ERR_INVALID, "there is no host"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         int rc = load_boostd(f, NULL, bad[i].set, &c, &err);
@@ -149,7 +152,10 @@ static void the_edges_of_ranges_are_inside(void **state)
     Boost__AgentConfig *a = NULL;
     assert_int_equal(config_load_agent(NULL, NULL, sets, 1, &f->arena, &a, &err), ERR_INVALID);
     assert_non_null(strstr(err.message, "hang_max_ms"));
-    static const char *const out[] = {"ranks_per_gpu=0", "ranks_per_gpu=65", "peak_tflops=-1", "peak_tflops=nan"};
+    assert_int_equal(load_boostd(f, NULL, "listen=*:0", &c, &err), 0);
+    assert_int_equal(load_boostd(f, NULL, "listen=[::1]:65535", &c, &err), 0);
+    static const char *const out[] = {"ranks_per_gpu=0", "ranks_per_gpu=65", "peak_tflops=-1", "peak_tflops=nan",
+                                      "controller_address=x:0"};
     for (size_t i = 0; i < sizeof out / sizeof *out; i++)
         assert_int_equal(config_load_agent(NULL, NULL, &out[i], 1, &f->arena, &a, &err), ERR_INVALID);
     const char *gpus[] = {"ranks_per_gpu=64", "peak_tflops=989.4", "nvml_library="};
