@@ -443,16 +443,31 @@ static int64_t live_run(struct core *c, struct job *job, struct attempt *a, int6
     return next;
 }
 
+/* Ranks that trained on while there was no controller are further than it knows before it hears of them. */
+static void say_where(const struct job *job, char *out, size_t cap)
+{
+    const struct attempt *a = job_live_attempt(job);
+    int64_t step = job->step > job->checkpoint_step ? job->step : job->checkpoint_step;
+    bool heard = !a || job->state != STATE(RUNNING);
+    for (int r = 0; !heard && r < a->world; r++)
+        heard = a->ranks[r].heard;
+    if (step < 0)
+        snprintf(out, cap, "before its first step");
+    else
+        snprintf(out, cap, "at step %" PRId64 "%s", step, heard ? "" : " or later");
+}
+
 int64_t attempt_run(struct core *c, struct job *job, int64_t now)
 {
     int64_t next = INT64_MAX;
     int64_t limit_due = job_time_limit_due(job);
     if (now >= limit_due) {
-        char left[64] = "";
+        char left[64] = "", where[64];
         if (job_time_limit_lead_s(job) >= 0.1)
             snprintf(left, sizeof left, ", but for %.1f s for a checkpoint", job_time_limit_lead_s(job));
-        job_reason(job, REASON(TimeLimit), "time limit of %" PRId64 " s reached at step %" PRId64 "%s",
-                   job->resolved->time_limit_s, job->step, left);
+        say_where(job, where, sizeof where);
+        job_reason(job, REASON(TimeLimit), "time limit of %" PRId64 " s reached %s%s", job->resolved->time_limit_s, where,
+                   left);
         add_event(c, job, job->n_attempts, NULL, "controller", "time-limit", "%s", job->reason_text);
         job_fire(c, job, EV_TIME_LIMIT);
         if (job_state_terminal(job->state))

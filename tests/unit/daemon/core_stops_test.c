@@ -234,6 +234,43 @@ static void the_time_limit_counts_all_attempts(void **state)
     world_free(w);
 }
 
+/* A controller that comes back late knows an old step only. */
+static void a_time_limit_says_the_step_that_is_known(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    struct arena mem;
+    arena_init(&mem, 1 << 20);
+    Boost__JobSpec *s = spec_new(&mem);
+    s->has_time_limit_s = 1;
+    s->time_limit_s = 100;
+    join_world(w, a);
+    int64_t id = submit_spec(w, s, false);
+    say_step(w, a, newest(w, a, id), 1);
+    pump(w);
+    advance(w, 90000);
+    controller_restart(w);
+    advance(w, 11000);
+    assert_says(job_of(w, id)->reason_text, "time limit of 100 s reached at step 1 or later");
+    arena_free(&mem);
+    world_free(w);
+
+    w = world_new();
+    a = agent_add(w, "n1", 2);
+    arena_init(&mem, 1 << 20);
+    s = spec_new(&mem);
+    s->has_time_limit_s = 1;
+    s->time_limit_s = 100;
+    join_world(w, a);
+    id = submit_spec(w, s, false);
+    assert_state(w, id, STARTING);
+    advance(w, 101000);
+    assert_says(job_of(w, id)->reason_text, "time limit of 100 s reached before its first step");
+    arena_free(&mem);
+    world_free(w);
+}
+
 /* D19, D26: what does not stop is killed; what does not die drains its node with a full reason. */
 static void stops_have_deadlines(void **state)
 {
@@ -292,6 +329,7 @@ int main(void)
         cmocka_unit_test(only_the_owner_and_root_may),
         cmocka_unit_test(asked_checkpoints_reach_the_agent),
         cmocka_unit_test(the_time_limit_counts_all_attempts),
+        cmocka_unit_test(a_time_limit_says_the_step_that_is_known),
         cmocka_unit_test(stops_have_deadlines),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
