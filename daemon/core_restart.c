@@ -96,10 +96,28 @@ static void refuse(struct restart *x, const struct error *err)
     drop_restart(x);
 }
 
+/* A job that goes on from its own state begins nowhere else, and draws no weights. */
+static int check_origin(const struct job *job, const Boost__JobSpec *spec, struct error *err)
+{
+    const char *began = init_path(job->spec), *asked = init_path(spec);
+    if (asked && (!began || strcmp(asked, began) != 0)) {
+        error_set(err, ERR_INVALID, "a job that is restarted goes on from its own checkpoint, not from %.300s", asked);
+        return error_hint(err, "boostctl submit FILE --set checkpoint.init_from.path=%.200s", asked);
+    }
+    if (spec->run && job->spec->run && spec->run->seed != job->spec->run->seed) {
+        error_set(err, ERR_INVALID, "run.seed = %" PRId64 ", the weights were drawn with %" PRId64, spec->run->seed,
+                  job->spec->run->seed);
+        return error_hint(err, "--set run.seed=%" PRId64 "; other weights need a new job (boostctl submit)",
+                          job->spec->run->seed);
+    }
+    return ERR_OK;
+}
+
 /* What a restart may not change, or changes in vain. */
 static int check_changes(const struct job *job, const Boost__JobSpec *spec, const Boost__JobSpec *resolved,
                          const struct checkpoint *from, struct error *err)
 {
+    bool writes = job_live_attempt(job) != NULL; /* one more when it stops, and goes on from that */
     if (!spec->name || strcmp(spec->name, job->name) != 0) {
         error_set(err, ERR_INVALID, "a restart does not rename job %" PRId64 " (%s)", job->id, job->name);
         return error_hint(err, "leave name as it is");
@@ -109,7 +127,12 @@ static int check_changes(const struct job *job, const Boost__JobSpec *spec, cons
                   resolved->run->steps, from->step);
         return error_hint(err, "raise run.steps, or name an older checkpoint with --from");
     }
-    return from ? plan_continues(job->resolved, resolved, false, err) : ERR_OK;
+    if (!from && !writes)
+        return ERR_OK;
+    int rc = check_origin(job, spec, err);
+    if (rc || !plan_continues(job->resolved, resolved, false, err))
+        return rc;
+    return from ? (int)err->code : error_context(err, "job %" PRId64 " checkpoints and goes on from that", job->id);
 }
 
 /* ---- a job that has not ended ---------------------------------------------------------------- */
@@ -226,14 +249,11 @@ static void restart_ended(struct core *c, struct job *job, const Boost__JobSpec 
     arena_init(&mem, 64 << 20);
     Boost__JobSpec *again = (Boost__JobSpec *)reflect_copy(&mem, spec ? &spec->base : &job->spec->base);
     Boost__InitFrom *init = arena_alloc(&mem, sizeof *init);
-    const char *began = init_path(job->spec), *asked = spec ? init_path(spec) : NULL;
     char *path = from ? arena_printf(&mem, "job:%" PRId64 "@%" PRId64, job->id, from->step) : NULL;
     if (!again || !again->checkpoint || !init || (from && !path)) {
         error_set(&err, ERR_NOMEM, "out of memory");
         refuse(x, &err);
-    } else if (from && asked && (!began || strcmp(asked, began) != 0)) {
-        error_set(&err, ERR_INVALID, "a job that is restarted goes on from its own checkpoint, not from %.300s", asked);
-        error_hint(&err, "boostctl submit FILE --set checkpoint.init_from.path=%.200s", asked);
+    } else if (from && spec && check_origin(job, spec, &err)) {
         refuse(x, &err);
     } else {
         if (from) {

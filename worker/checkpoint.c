@@ -12,7 +12,7 @@
 #include "worker/shard_writer.h"
 
 enum {
-    FIXED_META = 16,
+    FIXED_META = 16 + SHARD_CONSTANTS,
     IMAGE_ALIGN = 4096,
     CHOICES_ROOM = 64 << 10, /* in the header, of a backend that makes choices */
 };
@@ -60,6 +60,19 @@ void shard_entry_name(char out[SHARD_NAME_BYTES], const char *name, int kind)
 }
 
 /* ---- metadata ------------------------------------------------------------------ */
+
+int shard_constants(const struct plan *p, struct shard_constant out[SHARD_CONSTANTS])
+{
+    static const char *const keys[SHARD_CONSTANTS] = {"model.rope_theta", "model.norm_eps", "model.mlp_activation",
+                                                      "model.lax_base"};
+    for (int i = 0; i < SHARD_CONSTANTS; i++)
+        out[i].key = keys[i];
+    number_from_double(p->rope_theta, out[0].value);
+    number_from_double(p->norm_eps, out[1].value);
+    snprintf(out[2].value, sizeof out[2].value, "%s", p->mlp_silu ? "ON" : "OFF");
+    snprintf(out[3].value, sizeof out[3].value, "%s", p->latent_silu ? "COLA" : "SVD");
+    return p->lax ? SHARD_CONSTANTS : SHARD_CONSTANTS - 1;
+}
 
 static int meta_room(struct meta_list *m, size_t n, struct error *err)
 {
@@ -123,6 +136,9 @@ static void fill_meta(struct checkpoint *c, const struct run_position *at)
     put_meta(m, "skipped", "%" PRId64, at->skipped);
     put_meta(m, "skipped_run", "%" PRId64, at->skipped_run);
     put_meta(m, "data_seed", "%" PRIu64, p->data_seed);
+    struct shard_constant constants[SHARD_CONSTANTS];
+    for (int i = 0, n = shard_constants(p, constants); i < n; i++)
+        put_meta(m, constants[i].key, "%s", constants[i].value);
     const struct spike *s = &at->spike;
     put_meta(m, "spike", "%" PRId64 " %.17g %.17g %.17g %.17g", s->count, s->weight, s->squares, s->mean,
              s->deviations);

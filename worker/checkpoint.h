@@ -52,7 +52,8 @@ int checkpoint_wait(struct checkpoint *c, struct error *err);
 int64_t checkpoint_bytes(const struct checkpoint *c); /* of a shard */
 
 /* Reads the state of this rank from a checkpoint directory, whatever layout and strategy wrote it, weights into the
- * engine too; collective under zero 1. ERR_INVALID: another model, precision class, batch size or sample order.
+ * engine too; collective under zero 1. ERR_INVALID: another model (its constants too, where the checkpoint has them),
+ * precision class, batch size or sample order.
  * ERR_CORRUPT: damaged, incomplete, an element there twice, or shards that are of different checkpoints. All headers
  * are read, of the data what this rank needs. `status` may be NULL. at->spike starts anew from a checkpoint that does
  * not have it. */

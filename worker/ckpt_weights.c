@@ -197,26 +197,30 @@ int weights_spec(const Boost__Model *model, int64_t seq_len, Boost__JobSpec **ou
 
 enum { FIXED_META = 7 };
 
-static int write_shard(const char *path, int64_t step, const struct tensor_item *items, size_t n, tensor_rows_fn rows,
-                       void *arg, struct tensor_written *sum, struct error *err)
+static int write_shard(const char *path, int64_t step, const struct plan *plan, const struct tensor_item *items,
+                       size_t n, tensor_rows_fn rows, void *arg, struct tensor_written *sum, struct error *err)
 {
     char number[32];
+    struct shard_constant constants[SHARD_CONSTANTS];
+    size_t used = FIXED_META;
     const struct safetensors_meta fixed[FIXED_META] = {
         {"format", "boost.shard/1"}, {"holds", "weights"}, {"layout", "tp=1 pp=1 dp=1"}, {"job", "0"},
         {"attempt", "1"},            {"rank", "0"},        {"step", number}};
-    struct safetensors_meta *meta = calloc(n + FIXED_META, sizeof *meta);
+    struct safetensors_meta *meta = calloc(n + FIXED_META + SHARD_CONSTANTS, sizeof *meta);
     char(*texts)[2][TENSOR_NAME + 64] = calloc(n + 1, sizeof *texts);
     int rc = meta && texts ? ERR_OK : error_set(err, ERR_NOMEM, "no memory for a list of %zu tensors", n);
     snprintf(number, sizeof number, "%" PRId64, step);
     if (!rc)
         memcpy(meta, fixed, sizeof fixed);
+    for (int i = 0, count = shard_constants(plan, constants); i < count && !rc; i++)
+        meta[used++] = (struct safetensors_meta){constants[i].key, constants[i].value};
     for (size_t i = 0; i < n && !rc; i++) {
         snprintf(texts[i][0], sizeof texts[i][0], "shard:%s", items[i].name);
         snprintf(texts[i][1], sizeof texts[i][1], "%" PRId64 ",%" PRId64 ",0,0", items[i].rows, items[i].cols);
-        meta[FIXED_META + i] = (struct safetensors_meta){texts[i][0], texts[i][1]};
+        meta[used++] = (struct safetensors_meta){texts[i][0], texts[i][1]};
     }
     if (!rc)
-        rc = tensor_file_write(path, items, n, DTYPE_F32, meta, n + FIXED_META, rows, arg, sum, err);
+        rc = tensor_file_write(path, items, n, DTYPE_F32, meta, used, rows, arg, sum, err);
     free(meta);
     free(texts);
     return rc;
@@ -243,11 +247,14 @@ int ckpt_write_weights(const char *to, int64_t step, const Boost__JobSpec *spec,
 {
     char path[PATH_MAX], file[64];
     struct new_dir d;
+    struct plan plan;
     struct tensor_written sum;
     int used = snprintf(out, cap, "%s/step-%" PRId64 ".a1", to, step);
     if (used < 0 || (size_t)used >= cap)
         return error_set(err, ERR_INVALID, "path too long: %s", to);
-    int rc = ckpt_place_check(out, err);
+    int rc = plan_make(spec, &plan, err);
+    if (!rc)
+        rc = ckpt_place_check(out, err);
     if (!rc)
         rc = fs_make_dirs(to, 0755, err);
     if (rc)
@@ -257,7 +264,7 @@ int ckpt_write_weights(const char *to, int64_t step, const Boost__JobSpec *spec,
     if (!rc)
         rc = fs_join(path, sizeof path, err, d.temp, file);
     if (!rc)
-        rc = write_shard(path, step, items, n, rows, arg, &sum, err);
+        rc = write_shard(path, step, &plan, items, n, rows, arg, &sum, err);
     if (!rc)
         rc = fs_join(path, sizeof path, err, d.temp, MANIFEST_NAME);
     if (!rc)

@@ -105,6 +105,20 @@ static int read_position(const struct safetensors_file *f, const struct plan *pl
     return ERR_OK;
 }
 
+/* The same function, not only the same shapes. Checkpoints that are older than these keys do not have them. */
+static int check_constants(const struct safetensors_file *f, const struct plan *plan, struct error *err)
+{
+    struct shard_constant ours[SHARD_CONSTANTS];
+    for (int i = 0, n = shard_constants(plan, ours); i < n; i++) {
+        const char *text = safetensors_meta(f, ours[i].key);
+        if (!text || !strcmp(text, ours[i].value))
+            continue;
+        error_set(err, ERR_INVALID, "%s = %s, checkpoint %s has %s", ours[i].key, ours[i].value, f->path, text);
+        return error_hint(err, "--set %s=%s", ours[i].key, text);
+    }
+    return ERR_OK;
+}
+
 /* What a restore needs at hand. */
 struct restoring {
     struct engine *engine;
@@ -196,6 +210,8 @@ int checkpoint_restore(const char *dir, const struct plan *plan, struct engine *
         rc = error_hint(err, "set checkpoint.init_from.weights_only: true");
     }
     if (!rc)
+        rc = check_constants(shard_index_shared(r.index), plan, err);
+    if (!rc)
         rc = read_position(shard_index_shared(r.index), plan, at, err);
     if (!rc)
         rc = restore_tensors(&r, SHARD_KINDS, err);
@@ -216,6 +232,8 @@ int checkpoint_restore_weights(const char *dir, const struct plan *plan, struct 
 {
     struct restoring r = {.engine = engine, .status = status};
     int rc = shard_index_open(dir, plan, engine, rank, &r.index, err);
+    if (!rc)
+        rc = check_constants(shard_index_shared(r.index), plan, err);
     if (!rc)
         rc = restore_tensors(&r, 1, err);
     if (!rc)

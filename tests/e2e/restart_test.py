@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
 """Restarts on a user's word and starts from another job's checkpoint, with real ranks: which losses come out."""
+import json
+
 from harness import run, wait_until
 from jobs import Shared, endless, job_of, losses, newest_committed, wait_committed
 
@@ -119,6 +121,50 @@ def test_what_does_not_fit_is_refused(c):
     assert r.rc == 6 and "no job 999" in r.err, r
     r = c.ctl("restart", job, "--set", "run.steps=40", "--set", "checkpoint.init_from.path=job:999")
     assert r.rc == 6 and "from its own checkpoint, not from job:999" in r.err and "boostctl submit" in r.err, r
+
+
+@shared
+def test_another_function_of_the_same_shapes_is_refused(c):
+    job = c.submit(job_of(c, steps=20, every=10, name="same", tp=1))
+    c.wait_state(job, "COMPLETED")
+    path = [k["path"] for k in c.json("ckpt", "ls", job)["checkpoints"] if k["step"] == 20][0]
+    exported = c.dir / "same-hf"
+    c.ok("ckpt", "export", job, exported)
+    spec = c.dir / "same.pbtxt"
+    spec.write_text(job_of(c, steps=30, name="other", tp=1))
+    changes = ["--set", "model.rope_theta=500", "--set", "model.norm_eps=0.1", "--set", "model.mlp_activation=ON"]
+    for source, weights_only in ((f"job:{job}", 0), (path, 0), (f"job:{job}", 1), (path, 1), (exported, 1)):
+        begin = ["--set", f"checkpoint.init_from.path={source}"]
+        begin += ["--set", "checkpoint.init_from.weights_only=true"] * weights_only
+        r = c.ctl("submit", spec, *begin, *changes)
+        assert r.rc == 6, (source, r)
+        for words in ("model.rope_theta = 500, the checkpoint has 10000", "model.norm_eps = 0.1, the checkpoint has 1e-06",
+                      "model.mlp_activation = ON, the checkpoint has OFF", "--set model.rope_theta=10000"):
+            assert words in r.err, (source, words, r)
+        assert ("change config.json" in r.err) == bool(weights_only), (source, r)
+    r = c.ctl("restart", job, "--set", "run.steps=30", *changes)
+    assert r.rc == 6 and "model.norm_eps = 0.1, the checkpoint has 1e-06" in r.err, r
+    # Where it is meant: the weights' own description is changed.
+    config = json.loads((exported / "config.json").read_text())
+    config["rope_theta"] = config["rope_parameters"]["rope_theta"] = 500
+    (exported / "config.json").write_text(json.dumps(config))
+    longer = c.submit(job_of(c, steps=2, name="longer", tp=1), "--set", f"checkpoint.init_from.path={exported}", "--set",
+                      "checkpoint.init_from.weights_only=true", "--set", "model.rope_theta=500")
+    c.wait_state(longer, "COMPLETED")
+
+
+@shared
+def test_live_job_changes_neither_its_model_nor_where_it_began(c):
+    job = c.submit(endless(c, name="lives", tp=1))
+    c.wait_state(job, "RUNNING")
+    for change, words in (("model.rope_theta=500", "model.rope_theta = 500, the checkpoint has 10000"),
+                          ("run.seed=5", "run.seed = 5, the weights were drawn with 1"),
+                          ("checkpoint.init_from.path=job:999", "no job 999")):
+        r = c.ctl("restart", job, "--set", change)
+        assert r.rc == 6 and words in r.err, (change, r)
+    assert c.status(job)["state"] == "RUNNING" and len(show(c, job)["attempts"]) == 1, show(c, job)
+    c.ok("cancel", "--now", job)
+    c.wait_state(job, "CANCELLED")
 
 
 @shared

@@ -41,9 +41,9 @@ int plan_replicas_on(const Boost__JobSpec *resolved, int nodes);
 /* A copy for that many nodes (the caller's to free): fewer replicas, the same global_batch by more accumulation, with
  * the largest micro_batch up to the job's own that divides it. ERR_INVALID where plan_replicas_on() is 0. */
 MUST_USE int plan_on_fewer_nodes(const Boost__JobSpec *resolved, int nodes, Boost__JobSpec **out, struct error *err);
-/* Whether a job of resolved spec `now` can take over the state of a checkpoint written under `was`: the same model to
- * the shape, and, but for the weights alone, the same position in the data. ERR_INVALID names every field that differs
- * and its mend. The layout may differ. */
+/* Whether a job of resolved spec `now` can take over the state of a checkpoint written under `was`: the same model in
+ * every field that `was` has, and, but for the weights alone, the same position in the data. ERR_INVALID names every
+ * field that differs, both values and the mend. The layout may differ. */
 MUST_USE int plan_continues(const Boost__JobSpec *was, const Boost__JobSpec *now, bool weights_only, struct error *err);
 
 /* The numbers of a resolved spec, so that no one walks protobuf in a step. */

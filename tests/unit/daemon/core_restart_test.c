@@ -247,6 +247,18 @@ static void held_and_queued_ones(void **state)
     world_free(w);
 }
 
+static Boost__JobSpec *from_job(struct arena *mem, const char *path, bool weights_only)
+{
+    Boost__JobSpec *spec = spec_new(mem);
+    Boost__InitFrom *init = arena_alloc(mem, sizeof *init);
+    boost__init_from__init(init);
+    init->path = arena_strdup(mem, path);
+    init->has_weights_only = 1;
+    init->weights_only = weights_only;
+    spec->checkpoint->init_from = init;
+    return spec;
+}
+
 static void what_cannot_be(void **state)
 {
     (void)state;
@@ -257,15 +269,28 @@ static void what_cannot_be(void **state)
     join_world(w, a);
     int64_t id;
     struct fake_attempt *x = run_job(w, a, &id);
-    checkpoint_at(w, a, x, 20);
     Boost__JobSpec *spec = spec_new(&mem);
+    spec->model->has_norm_eps = 1;
+    spec->model->norm_eps = 0.1;
+    assert_says(restart(w, id, spec, -1).text, "job 1 checkpoints and goes on from that: model.norm_eps = 0.1");
+    checkpoint_at(w, a, x, 20);
+    spec = spec_new(&mem);
     spec->model->hidden = 128;
     spec->parallel->global_batch = 8;
     struct answer r = restart(w, id, spec, -1);
     assert_int_equal(r.rc, ERR_INVALID);
     assert_says(r.text, "model.hidden = 128, the checkpoint has 64");
     assert_says(r.text, "parallel.global_batch = 8, the checkpoint has 4");
-    assert_says(r.hint, "set model.hidden: 64");
+    assert_says(r.hint, "--set model.hidden=64");
+    spec = spec_new(&mem);
+    spec->model->has_rope_theta = 1;
+    spec->model->rope_theta = 500;
+    assert_says(restart(w, id, spec, -1).text, "model.rope_theta = 500, the checkpoint has 10000");
+    spec = spec_new(&mem);
+    spec->run->has_seed = 1;
+    spec->run->seed = 5;
+    assert_says(restart(w, id, spec, -1).text, "run.seed = 5, the weights were drawn with 1");
+    assert_says(restart(w, id, from_job(&mem, "job:1", false), -1).text, "from its own checkpoint, not from job:1");
     spec = spec_new(&mem);
     spec->run->steps = 15;
     assert_says(restart(w, id, spec, -1).text, "run.steps = 15: the checkpoint is of step 20 already");
@@ -343,18 +368,6 @@ static void ended_job_as_a_new_one(void **state)
     assert_says(x->resume, "0badcafe-2/step-60.a2");
     arena_free(&mem);
     world_free(w);
-}
-
-static Boost__JobSpec *from_job(struct arena *mem, const char *path, bool weights_only)
-{
-    Boost__JobSpec *spec = spec_new(mem);
-    Boost__InitFrom *init = arena_alloc(mem, sizeof *init);
-    boost__init_from__init(init);
-    init->path = arena_strdup(mem, path);
-    init->has_weights_only = 1;
-    init->weights_only = weights_only;
-    spec->checkpoint->init_from = init;
-    return spec;
 }
 
 static void init_from_is_protected(void **state)

@@ -248,6 +248,9 @@ static void another_model_is_refused(void **state)
     c = one;
     c.global = 4;
     EXPECT(&c, from, ERR_INVALID, "global_batch");
+    c = one;
+    c.mlp_silu = !one.mlp_silu;
+    EXPECT(&c, from, ERR_INVALID, "model.mlp_activation", one.mlp_silu ? "has ON" : "has OFF");
     assert_int_equal(take(&one, from, &err), 0);
 }
 
