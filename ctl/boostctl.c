@@ -9,6 +9,7 @@
 
 #include "ctl/ctl.h"
 #include "ctl/options.h"
+#include "proto/base/streams.h"
 
 struct verb {
     const char *name;
@@ -212,6 +213,11 @@ static bool output_is_out(void)
 
 int main(int argc, char **argv)
 {
+    struct error err;
+    if (streams_hold(&err)) {
+        fprintf(stderr, "boostctl: %s\n", err.message);
+        return EXIT_REFUSED;
+    }
     signal(SIGPIPE, SIG_IGN); /* a closed pager ends the output, with a failure of the write */
     int code = run(argc, argv);
     return output_is_out() || code ? code : EXIT_REFUSED;

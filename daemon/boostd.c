@@ -13,6 +13,7 @@
 #include "daemon/log.h"
 #include "daemon/server.h"
 #include "proto/base/fs.h"
+#include "proto/base/streams.h"
 #include "proto/socket_path.h"
 #include "proto/version.h"
 
@@ -145,19 +146,6 @@ static int parse_options(int argc, char **argv, struct options *o, struct error 
     return rc ? error_hint(err, "see: boostd --help") : ERR_OK;
 }
 
-/* A descriptor below 3 that is closed would be taken by a file, and a log line would end in it. */
-static int hold_standard_streams(struct error *err)
-{
-    for (int fd = 0; fd <= STDERR_FILENO; fd++) {
-        if (fcntl(fd, F_GETFD) >= 0)
-            continue;
-        int null = open("/dev/null", O_RDWR); /* the lowest free number: fd */
-        if (null < 0)
-            return error_errno(err, errno, "cannot open /dev/null");
-    }
-    return ERR_OK;
-}
-
 static void raise_descriptor_limit(void)
 {
     struct rlimit limit;
@@ -257,7 +245,7 @@ int main(int argc, char **argv)
     error_clear(&err);
     arena_init(&arena, CONFIG_ARENA);
     signal(SIGPIPE, SIG_IGN);
-    int rc = hold_standard_streams(&err);
+    int rc = streams_hold(&err);
     if (!rc)
         rc = parse_options(argc, argv, &options, &err);
     if (!rc && !options.done) {

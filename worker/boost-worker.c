@@ -9,6 +9,7 @@
 
 #include "kernels/library.h"
 #include "proto/base/fs.h"
+#include "proto/base/streams.h"
 #include "proto/rankfiles.h"
 #include "proto/reflect.h"
 #include "proto/version.h"
@@ -153,7 +154,11 @@ int main(int argc, char **argv)
     struct arguments a;
     struct error err;
     error_clear(&err);
-    int code = 0;
+    int code = streams_hold(&err) ? RANK_EXIT_APP : 0;
+    if (code) {
+        complain(&err);
+        return code;
+    }
     if (argc > 1 && !strcmp(argv[1], "ckpt")) {
         code = ckpt_tool(argc - 2, argv + 2, &err);
         if (code)
