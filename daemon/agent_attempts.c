@@ -188,8 +188,8 @@ static int check_name(const struct agent *agent, const char *name, struct error 
                   start->job, start->attempt, start->node, agent->state_dir, agent->node,
                   *agent->config->node ? "" : " (the host name)");
         error_hint(err,
-                   "start it with --node %s (node in agent.conf), or with another --state-dir; it takes the new "
-                   "name once its jobs here are over: boostctl cancel or hold",
+                   "start it with --node %s (node in agent.conf) until its jobs here are over (boostctl cancel or hold "
+                   "ends them); with another --state-dir they go on with nobody to look after them",
                    start->node);
     }
     boost__attempt_start__free_unpacked(start, NULL);
