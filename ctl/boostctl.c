@@ -1,14 +1,12 @@
 /* boostctl: what a user types. Global options, then a verb from the table below. */
-#include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "ctl/ctl.h"
 #include "ctl/options.h"
+#include "ctl/out.h"
 #include "proto/base/streams.h"
 
 struct verb {
@@ -67,8 +65,8 @@ static void print_help(void)
            "JOB is an id (17), an attempt (17.2) where one is meant, a task of an array (17_3; 17_*: all\n"
            "that have not ended, where several jobs can be named), a name, or the start of a name.\n\n"
            "exit status: 0 ok; 1 the waited-for job ended FAILED, TIMEOUT or CANCELLED; 2 usage;\n"
-           "3 cannot reach boostd; 4 not found or ambiguous; 5 refused; 6 invalid job file; 7 timed out;\n"
-           "10 --dry-run: valid but must wait; 130 interrupted\n");
+           "3 cannot reach boostd; 4 not found or ambiguous; 5 refused, or the output could not be written;\n"
+           "6 invalid job file; 7 timed out; 10 --dry-run: valid but must wait; 130 interrupted\n");
 }
 
 static int parse_output(const char *text, enum output *out)
@@ -197,20 +195,6 @@ static int run(int argc, char **argv)
     return code;
 }
 
-/* False when the output is not all where it should go. head and pagers close early on purpose, and nothing is said; a
- * full disk is a failure. */
-static bool output_is_out(void)
-{
-    struct stat st;
-    errno = 0;
-    if (fflush(stdout) == 0 && !ferror(stdout))
-        return true;
-    const char *why = errno ? strerror(errno) : "an error of the file";
-    if (fstat(STDOUT_FILENO, &st) < 0 || !(S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode)))
-        fprintf(stderr, "boostctl: the output could not be written: %s\n", why);
-    return false;
-}
-
 int main(int argc, char **argv)
 {
     struct error err;
@@ -218,7 +202,6 @@ int main(int argc, char **argv)
         fprintf(stderr, "boostctl: %s\n", err.message);
         return EXIT_REFUSED;
     }
-    signal(SIGPIPE, SIG_IGN); /* a closed pager ends the output, with a failure of the write */
-    int code = run(argc, argv);
-    return output_is_out() || code ? code : EXIT_REFUSED;
+    out_begin();
+    return out_end(run(argc, argv));
 }

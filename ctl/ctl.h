@@ -20,7 +20,7 @@ enum exit_code {
     EXIT_USAGE = 2,
     EXIT_UNREACHABLE = 3,
     EXIT_NOT_FOUND = 4,    /* or ambiguous                                        */
-    EXIT_REFUSED = 5,
+    EXIT_REFUSED = 5,      /* or the output could not be written                  */
     EXIT_INVALID = 6,      /* invalid spec                                        */
     EXIT_TIMED_OUT = 7,
     EXIT_MUST_WAIT = 10,   /* --dry-run: valid, but nothing is free now           */

@@ -171,6 +171,10 @@ static int split(struct arena *arena, const char *text, Boost__CheckpointRequest
 {
     const char *at = strrchr(text, '@');
     char *end = NULL;
+    if (!at && body->what == WHAT(RM)) {
+        error_set(err, ERR_USAGE, "ckpt rm needs the step of the checkpoint");
+        return error_hint(err, "boostctl ckpt rm %s@STEP; boostctl ckpt ls %s shows which there are", text, text);
+    }
     if (!at) {
         body->job = ctl_ref(arena, text);
         return ERR_OK;
@@ -322,6 +326,8 @@ static int one(struct ctl *ctl, const struct command *command, char **words, con
         code = ctl_fail(&err);
     else
         print_reply(ctl, command, reply->checkpoint);
+    if (code == EXIT_INVALID) /* a place or a model that does not do: there is no job file here */
+        code = EXIT_REFUSED;
     if (reply && reply->checkpoint->n_faults)
         code = EXIT_JOB_BAD;
     arena_free(&arena);

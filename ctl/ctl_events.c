@@ -7,6 +7,7 @@
 #include "ctl/format.h"
 #include "ctl/json_out.h"
 #include "ctl/options.h"
+#include "ctl/out.h"
 #include "proto/base/clock.h"
 
 static void print_event(const struct ctl *ctl, const Boost__Event *e, bool with_job)
@@ -64,7 +65,7 @@ static int list_events(struct ctl *ctl, const char *job, bool follow)
             else
                 print_event(ctl, reply->events->events[i], !job);
         }
-        fflush(stdout);
+        out_flush();
         arena_free(&arena);
         if (!n && (!follow || ended))
             break;

@@ -5,7 +5,9 @@
 
 #include "ctl/ctl.h"
 #include "ctl/format.h"
+#include "ctl/json_out.h"
 #include "ctl/options.h"
+#include "ctl/out.h"
 #include "ctl/pace.h"
 #include "proto/base/clock.h"
 
@@ -34,6 +36,11 @@ static const Boost__WatchReply *watch(struct ctl *ctl, const char *job, int64_t 
     return reply->watch;
 }
 
+static bool is_json(const struct ctl *ctl)
+{
+    return ctl->output == OUTPUT_JSON || ctl->output == OUTPUT_JSONL;
+}
+
 /* ---- display ----------------------------------------------------------------- */
 
 struct display {
@@ -55,7 +62,7 @@ static void close_line(struct display *d)
 /* Shows where the live attempt is: after a recovery the job's own step is the highest of an attempt that is gone. */
 static void print_progress(struct display *d, const Boost__JobSummary *s)
 {
-    if (!s->has_attempt_step || s->state != BOOST__JOB_STATE__VALUE__RUNNING)
+    if (is_json(d->ctl) || !s->has_attempt_step || s->state != BOOST__JOB_STATE__VALUE__RUNNING)
         return;
     int64_t now = clock_mono_ns(), step = s->attempt_step;
     double left = pace_left_s(&d->pace, s->attempt, step, s->steps, now);
@@ -83,7 +90,19 @@ static void print_progress(struct display *d, const Boost__JobSummary *s)
     }
     d->last_step = step;
     d->last_print_ns = now;
-    fflush(stdout);
+    out_flush();
+}
+
+static void print_one(struct display *d, const Boost__Event *e)
+{
+    if (is_json(d->ctl)) {
+        json_emit(json_event(e), true);
+        return;
+    }
+    close_line(d);
+    printf("%s: ", e->kind ? e->kind : "event");
+    print_safe(stdout, e->text ? e->text : "");
+    putchar('\n');
 }
 
 /* Events since the last look; false on failure. */
@@ -102,15 +121,11 @@ static bool print_events(struct display *d, const char *job, struct error *err)
         Boost__Reply *reply = ctl_call_patient(d->ctl, &request, &arena, err);
         size_t n = reply && reply->body_case == BOOST__REPLY__BODY_EVENTS ? reply->events->n_events : 0;
         for (size_t i = 0; i < n; i++) {
-            const Boost__Event *e = reply->events->events[i];
-            close_line(d);
-            printf("%s: ", e->kind ? e->kind : "event");
-            print_safe(stdout, e->text ? e->text : "");
-            putchar('\n');
-            d->after_event = e->id;
+            print_one(d, reply->events->events[i]);
+            d->after_event = reply->events->events[i]->id;
         }
         arena_free(&arena);
-        fflush(stdout);
+        out_flush();
         if (!reply)
             return false;
         if (!n)
@@ -130,9 +145,23 @@ static void say_bad_end(const char *job, const Boost__JobSummary *s)
     fputc('\n', stderr);
 }
 
+/* What waiting came to; takes over `jobs`, which are as in status. */
+static void emit_end(json_t *jobs, bool one_line)
+{
+    json_t *document = json_document("boost.wait/1");
+    json_put(document, "jobs", jobs);
+    json_emit(document, one_line);
+}
+
 static void print_end(struct display *d, const Boost__JobSummary *s)
 {
     char took[FORMAT_TEXT];
+    if (is_json(d->ctl)) {
+        json_t *jobs = json_array();
+        json_array_append_new(jobs, json_summary(s));
+        emit_end(jobs, true);
+        return;
+    }
     close_line(d);
     printf("job %lld %s after %s: step %lld/%lld", (long long)s->id, state_name(s->state),
            format_duration(s->elapsed_s, took), (long long)s->step, (long long)s->steps);
@@ -147,7 +176,7 @@ static void print_end(struct display *d, const Boost__JobSummary *s)
         print_safe(stdout, s->info);
     }
     putchar('\n');
-    fflush(stdout);
+    out_flush();
 }
 
 int follow_job(struct ctl *ctl, const char *job, bool display)
@@ -216,8 +245,9 @@ static bool reached(const struct goal *goal, const Boost__WatchReply *w)
     return w->ended;
 }
 
-/* Until the goal, the job's end or the deadline (monotonic ns, 0 = none). */
-static int wait_for(struct ctl *ctl, const char *job, const struct goal *goal, int64_t deadline)
+/* Until the goal, the job's end or the deadline (monotonic ns, 0 = none).
+ * Adds to `jobs`, which may be NULL, how it is then. */
+static int wait_for(struct ctl *ctl, const char *job, const struct goal *goal, int64_t deadline, json_t *jobs)
 {
     int64_t version = 0;
     for (;;) {
@@ -245,6 +275,8 @@ static int wait_for(struct ctl *ctl, const char *job, const struct goal *goal, i
                     (long long)w->summary->step);
             code = EXIT_TIMED_OUT;
         }
+        if (w && code >= 0 && jobs)
+            json_array_append_new(jobs, json_summary(w->summary));
         arena_free(&arena);
         if (code >= 0)
             return code;
@@ -285,12 +317,14 @@ int verb_wait(struct ctl *ctl, int argc, char **argv)
     ctl_catch_interrupt();
     int64_t deadline = timeout ? clock_mono_ns() + (int64_t)(seconds * 1e9) : 0;
     ctl->deadline_ns = deadline;
+    json_t *jobs = is_json(ctl) ? json_array() : NULL;
     int code = EXIT_OK;
-    for (int i = first; i < argc; i++) {
-        int one = wait_for(ctl, argv[i], &goal, deadline);
-        if (one > EXIT_JOB_BAD)
-            return one;
+    for (int i = first; i < argc && code <= EXIT_JOB_BAD; i++) {
+        int one = wait_for(ctl, argv[i], &goal, deadline, jobs);
         code = one ? one : code;
     }
+    if (json_array_size(jobs))
+        emit_end(json_incref(jobs), ctl->output == OUTPUT_JSONL);
+    json_decref(jobs);
     return code;
 }

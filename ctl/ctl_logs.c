@@ -7,6 +7,7 @@
 #include "ctl/ctl.h"
 #include "ctl/format.h"
 #include "ctl/options.h"
+#include "ctl/out.h"
 #include "proto/base/clock.h"
 #include "proto/base/buffer.h"
 
@@ -128,7 +129,7 @@ static int next_piece(struct ctl *ctl, struct log_cursor *c, bool *any)
     *any = *any || r->data.len > 0;
     bool ok = c->tagged ? print_tagged(c, r->data.data, r->data.len, false)
                         : !r->data.len || fwrite(r->data.data, 1, r->data.len, stdout) == r->data.len;
-    fflush(stdout);
+    out_flush();
     move_cursor(ctl, c, r);
     c->done = c->done || !ok;
     if (c->done && c->tagged)

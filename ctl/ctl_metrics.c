@@ -12,6 +12,7 @@
 #include "ctl/format.h"
 #include "ctl/json_out.h"
 #include "ctl/options.h"
+#include "ctl/out.h"
 #include "ctl/plot.h"
 #include "proto/tbevents.h"
 
@@ -37,6 +38,7 @@ struct metrics_view {
     long long board_attempt; /* of the event written last */
     struct error board_error;
     bool board_failed;
+    bool ended;            /* no row will follow */
     bool any;              /* a row with a value has come */
     bool found[MAX_NAMES]; /* a value of this name has come; without --name found[0] is of the one to plot */
 };
@@ -184,31 +186,36 @@ static int read_rows(struct metrics_view *v)
             after = reply->metrics->rows[i]->row;
             take_row(v, reply->metrics->rows[i]);
         }
-        fflush(stdout);
+        out_flush();
         arena_free(&arena);
         if (v->board_failed)
             return ctl_fail(&v->board_error);
+        v->ended = ended;
         if (!n && (!v->follow || ended))
             return EXIT_OK;
     }
 }
 
-/* An answer without rows, or without one of the names, would say nothing. */
-static void say_missing(const struct metrics_view *v)
+/* An answer without rows, or without one of the names, would say nothing. EXIT_NOT_FOUND: none of the names is there,
+ * and none will be. */
+static int say_missing(const struct metrics_view *v)
 {
-    if (!v->any && !v->n_names)
+    bool quiet = v->ctl->quiet;
+    size_t n = v->plot && v->n_names ? 1 : v->n_names, missing = 0;
+    if (!v->any && !v->n_names && !quiet)
         fprintf(stderr, "boostctl: rank %lld of job %s has reported no metrics\n", v->rank, v->job);
-    else if (!v->n_names && v->plot && !v->found[0])
+    else if (!v->n_names && v->plot && !v->found[0] && !quiet)
         fprintf(stderr, "boostctl: rank %lld of job %s has reported no %s\n", v->rank, v->job, plotted(v));
-    bool said = false;
-    for (size_t i = 0; i < (v->plot && v->n_names ? 1 : v->n_names); i++) {
+    for (size_t i = 0; i < n; i++) {
         if (v->found[i])
             continue;
-        fprintf(stderr, "boostctl: rank %lld of job %s has reported no %s\n", v->rank, v->job, v->names[i]);
-        said = true;
+        if (!quiet)
+            fprintf(stderr, "boostctl: rank %lld of job %s has reported no %s\n", v->rank, v->job, v->names[i]);
+        missing++;
     }
-    if (said)
+    if (missing && !quiet)
         fprintf(stderr, "  hint: boostctl metrics %s --rank %lld shows all that it has\n", v->job, v->rank);
+    return n && missing == n && v->ended ? EXIT_NOT_FOUND : EXIT_OK;
 }
 
 static void print_plot(struct metrics_view *v)
@@ -316,8 +323,7 @@ int verb_metrics(struct ctl *ctl, int argc, char **argv)
     tbevents_close(&v.board);
     if (!code && v.plot && v.found[0])
         print_plot(&v);
-    if (!code && !ctl->quiet)
-        say_missing(&v);
+    int missing = code ? EXIT_OK : say_missing(&v);
     if (v.list && !code) {
         json_t *document = json_document("boost.metrics/1");
         json_put(document, "metrics", json_incref(v.list));
@@ -327,5 +333,5 @@ int verb_metrics(struct ctl *ctl, int argc, char **argv)
     free(v.points);
     free(v.marks);
     free(copy);
-    return code;
+    return code ? code : missing;
 }

@@ -10,6 +10,7 @@
 #include "ctl/format.h"
 #include "ctl/json_out.h"
 #include "ctl/options.h"
+#include "ctl/out.h"
 #include "proto/base/clock.h"
 
 struct status_options {
@@ -219,7 +220,7 @@ static int watch_status(struct ctl *ctl, Boost__ListRequest *list, double second
             return err.code == ERR_CANCELLED ? EXIT_INTERRUPTED : ctl_fail(&err);
         if (!ctl->tty && ctl->output == OUTPUT_TABLE)
             putchar('\n');
-        fflush(stdout);
+        out_flush();
         struct timespec pause = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
         nanosleep(&pause, NULL);
         if (ctl_interrupted())

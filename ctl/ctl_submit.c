@@ -9,6 +9,7 @@
 #include "ctl/format.h"
 #include "ctl/json_out.h"
 #include "ctl/options.h"
+#include "ctl/out.h"
 #include "proto/jobfile.h"
 #include "proto/json.h"
 #include "proto/text.h"
@@ -109,7 +110,6 @@ static void print_array(struct ctl *ctl, const Boost__SubmitReply *r, const stru
                limit, r->nodes, r->nodes == 1 ? "node" : "nodes", r->devices_per_node,
                r->devices_per_node == 1 ? "device" : "devices", r->priority, job_format_name(format));
     }
-    fflush(stdout);
 }
 
 static void print_submitted(struct ctl *ctl, const Boost__SubmitReply *r, const struct submit_options *o,
@@ -124,13 +124,12 @@ static void print_submitted(struct ctl *ctl, const Boost__SubmitReply *r, const 
         json_put(document, "nodes", json_integer(r->nodes));
         json_put(document, "devices_per_node", json_integer(r->devices_per_node));
         json_put(document, "priority", json_integer(r->priority));
-        json_emit(document, ctl->output == OUTPUT_JSONL);
+        json_emit(document, ctl->output == OUTPUT_JSONL || o->follow); /* a line, as those that follow */
     } else if (!ctl->quiet) {
         printf("job %lld %s: %s (%d %s x %d %s, priority %d)  [%s spec]\n", (long long)r->job,
                o->hold ? "held" : "queued", r->name, r->nodes, r->nodes == 1 ? "node" : "nodes", r->devices_per_node,
                r->devices_per_node == 1 ? "device" : "devices", r->priority, job_format_name(format));
     }
-    fflush(stdout);
 }
 
 static int print_dry_run(struct ctl *ctl, const Boost__SubmitReply *r, struct error *err)
@@ -175,6 +174,18 @@ static int wait_all(struct ctl *ctl, int64_t first, int n, bool display)
     return code;
 }
 
+/* Nobody should submit it again because its number did not come out. */
+static void say_submitted(int64_t first, int n)
+{
+    if (out_try())
+        return;
+    if (n > 1)
+        fprintf(stderr, "boostctl: submitted as jobs %lld to %lld, though that could not be printed\n",
+                (long long)first, (long long)first + n - 1);
+    else
+        fprintf(stderr, "boostctl: submitted as job %lld, though that could not be printed\n", (long long)first);
+}
+
 static int send_specs(struct ctl *ctl, const struct job_file *file, Boost__JobSpec **specs, struct submit_options *o)
 {
     Boost__SubmitRequest submit = BOOST__SUBMIT_REQUEST__INIT;
@@ -211,6 +222,7 @@ static int send_specs(struct ctl *ctl, const struct job_file *file, Boost__JobSp
             print_array(ctl, reply->submit, o, specs, file->format);
         else
             print_submitted(ctl, reply->submit, o, file->format);
+        say_submitted(reply->submit->job, n);
         code = o->follow || o->wait ? wait_all(ctl, reply->submit->job, n, o->follow) : EXIT_OK;
     }
     arena_free(&arena);
@@ -231,7 +243,7 @@ int verb_submit(struct ctl *ctl, int argc, char **argv)
         {0, "array", "0-9%4",
          "one job for each number, at most 4 at once; in --set {i} is the number, {a|b} one of a list", NULL,
          &o.array_text, NULL},
-        {0, "hold", NULL, "set aside until released", &o.hold, NULL, NULL},
+        {0, "hold", NULL, "set aside until released; its files are looked at when it starts", &o.hold, NULL, NULL},
         {'h', "help", NULL, "this text", &o.help, NULL, NULL},
         {0, NULL, NULL, NULL, NULL, NULL, NULL},
     };

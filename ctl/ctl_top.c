@@ -11,6 +11,7 @@
 #include "ctl/ctl.h"
 #include "ctl/format.h"
 #include "ctl/options.h"
+#include "ctl/out.h"
 #include "proto/base/clock.h"
 
 enum { REPLIES_BYTES = 256 << 20 };
@@ -154,7 +155,7 @@ static volatile sig_atomic_t stop;
 static void take_screen(void)
 {
     fputs("\033[?1049h\033[?25l", stdout);
-    fflush(stdout);
+    out_flush();
     raw = isatty(STDIN_FILENO) && tcgetattr(STDIN_FILENO, &before) == 0;
     if (!raw)
         return;
@@ -171,7 +172,7 @@ static void leave_screen(void)
     if (raw)
         tcsetattr(STDIN_FILENO, TCSAFLUSH, &before);
     fputs("\033[?25h\033[?1049l", stdout);
-    fflush(stdout);
+    out_flush();
 }
 
 /* At the next look; at once when it comes again, while boostd is waited for. */
@@ -235,7 +236,7 @@ static void draw(const struct top *top, const char *text)
     else
         printf("q quits");
     fputs("\033[K", stdout);
-    fflush(stdout);
+    out_flush();
 }
 
 static bool wants_to_quit(int wait_ms)

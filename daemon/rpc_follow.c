@@ -225,11 +225,34 @@ static void read_metrics(struct rpc_call *call)
         read_from_cursor(call);
 }
 
+/* Attempts on fewer nodes have fewer ranks. Before the first one nobody knows. */
+static bool has_rank(const struct job *job, const Boost__MetricsRequest *r, struct error *err)
+{
+    int world = 0;
+    for (int k = 0; k < job->n_attempts; k++)
+        if ((!r->has_attempt || r->attempt == k + 1) && job->attempts[k]->world > world)
+            world = job->attempts[k]->world;
+    if (r->rank >= 0 && (!world || r->rank < world))
+        return true;
+    world = world ? world : 1;
+    if (r->has_attempt)
+        error_set(err, ERR_NOT_FOUND, "attempt %d of job %" PRId64 " has ranks 0 to %d", r->attempt, job->id,
+                  world - 1);
+    else
+        error_set(err, ERR_NOT_FOUND, "job %" PRId64 " has ranks 0 to %d", job->id, world - 1);
+    return false;
+}
+
 void rpc_metrics(struct rpc_call *call, const Boost__MetricsRequest *request)
 {
     const struct job *job = call_find_job(call, request->job);
+    struct error err;
     if (!job)
         return;
+    if (!has_rank(job, request, &err)) {
+        call_fail(call, &err);
+        return;
+    }
     call->job = job->id;
     call->cursor = request->after_row;
     call_set_wait(call, request->wait_ms);

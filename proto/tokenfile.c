@@ -105,8 +105,9 @@ static int count_windows(struct token_file *f, struct error *err)
         return ERR_OK;
     error_set(err, ERR_INVALID, "%s: %lld tokens are fewer than one window of seq_len + 1 = %lld", f->path,
               (long long)f->tokens, (long long)f->s + 1);
-    return error_hint(err, "give a longer file or set data.seq_len to at most %lld",
-                      (long long)(f->tokens > 1 ? f->tokens - 1 : 1));
+    if (f->tokens < 2)
+        return error_hint(err, "give a longer file");
+    return error_hint(err, "give a longer file or set data.seq_len to at most %lld", (long long)f->tokens - 1);
 }
 
 static int find_ids(struct token_file *f, const char *index, struct error *err)

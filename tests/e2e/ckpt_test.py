@@ -187,7 +187,11 @@ def test_pin_rm_and_retention(c):
     assert [k["step"] for k in c.json("ckpt", "ls", job)["checkpoints"] if k.get("pinned")] == [last]
     r = c.ctl("ckpt", "rm", f"{job}@{last}")
     assert r.rc == 5 and "pinned" in r.err and "unpin" in r.err, r
-    assert c.ctl("ckpt", "rm", job).rc == 6
+    r = c.ctl("ckpt", "rm", job)
+    assert r.rc == 2 and f"ckpt rm {job}@STEP" in r.err, r
+    (c.dir / "taken").mkdir()
+    (c.dir / "taken" / "x").touch()
+    assert c.ctl("ckpt", "export", job, c.dir / "taken").rc == 5, "refused; there is no job file that could be invalid"
     assert c.ctl("ckpt", "rm", f"{job}@99999").rc == 4
     c.restart_boostd()
     assert [k["step"] for k in c.json("ckpt", "ls", job)["checkpoints"] if k.get("pinned")] == [last]

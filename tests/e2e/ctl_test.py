@@ -59,6 +59,7 @@ def test_submit(c):
     c.ok("encode", path, "-O", c.dir / "one.pb")
     assert "[binary spec]" in c.ok("submit", c.dir / "one.pb", "--hold")
     (c.dir / "one.json").write_text(c.ok("decode", "--to", "json", path))
+    assert c.ok("-o", "json", "decode", path) == (c.dir / "one.json").read_text()
     assert "[json spec]" in c.ok("submit", c.dir / "one.json", "--hold")
     text = path.read_text()
     assert "[text spec]" in c.ctl("submit", "-", "--hold", input=text).out
@@ -75,6 +76,22 @@ def test_output_that_cannot_be_written(c):
         assert p.returncode == 5 and "could not be written: No space left" in p.stderr, (args, p)
     p = subprocess.run(f"{BIN}/boostctl help | head -1 >/dev/null; exit $?", shell=True, env=c.env, capture_output=True)
     assert p.returncode == 0 and p.stderr == b"", p  # a pager that was closed is no failure to tell of
+    path = c.dir / "unprinted.pbtxt"
+    path.write_text(tiny_job(c, name="unprinted"))
+    with open("/dev/full", "w") as full:
+        p = subprocess.run([BIN / "boostctl", "submit", path, "--parsable", "--hold"], env=c.env, cwd=c.dir,
+                           stdout=full, stderr=subprocess.PIPE, text=True)
+    held, = [j["id"] for j in c.json("status", "-s", "H")["jobs"] if j["name"] == "unprinted"]
+    assert p.returncode == 5 and f"submitted as job {held}, though" in p.stderr and "No space left" in p.stderr, p
+    for args, killed in ((["status", "-a"], True), (["wait", held, "--follow"], True), (["status", "-a"], False)):
+        read, write = os.pipe()
+        os.close(read)
+        p = subprocess.run([BIN / "boostctl", *map(str, args)], env=c.env, stdout=write, stderr=subprocess.PIPE,
+                           text=True, timeout=30, restore_signals=killed)  # else it is ignored, as Python has it
+        os.close(write)
+        assert (p.returncode, p.stderr) == (-signal.SIGPIPE, "") if killed else \
+            p.returncode == 5 and "Broken pipe" in p.stderr, (args, p)
+    c.ok("cancel", held)
 
 
 @shared
@@ -89,6 +106,11 @@ def test_submit_wait_and_follow(c):
     assert lines[-1].count("eval loss") <= 1, out
     assert any(x.startswith("started: ") for x in lines) and any(x.startswith("completed: ") for x in lines), out
     assert "\033" not in out and "\r" not in out, "colour or a progress display, and no terminal"
+    first, *events, last = [json.loads(x) for x in c.ok("-o", "json", "submit", path, "--follow").splitlines()]
+    assert first["schema"] == "boost.submit/1" and last["schema"] == "boost.wait/1", (first, last)
+    assert [(j["id"], j["state"]) for j in last["jobs"]] == [(first["id"], "COMPLETED")], last
+    assert {e["job"] for e in events} == {first["id"]}, events
+    assert {"started", "completed"} <= {e["kind"] for e in events}, events
 
 
 @shared
@@ -291,10 +313,13 @@ def test_metrics(c):
     r = c.ctl("metrics", job, "--name", "nonsense,loss")
     assert r.rc == 0 and "no nonsense" in r.err and "no loss" not in r.err and r.out.count(" loss ") == 20, r
     r = c.ctl("metrics", job, "--name", "nonsense")
-    assert r.rc == 0 and "no nonsense" in r.err and r.out == "", r
+    assert r.rc == 4 and "no nonsense" in r.err and r.out == "", r
+    fails(c, 4, f"job {job} has ranks 0 to 1", "metrics", job, "--rank", "2")
+    fails(c, 4, f"attempt 1 of job {job} has ranks 0 to 1", "metrics", f"{job}.1", "--rank", "99")
     r = c.ctl("metrics", job, "--rank", "1", "--plot")
     assert r.rc == 0 and f"rank 1 of job {job} has reported no loss" in r.err and r.out == "", r
     held = c.submit(tiny_job(c, name="metrics-held"), "--hold")
+    assert c.ctl("metrics", held, "--name", "loss").rc == 0, "it may come yet"
     r = c.ctl("-o", "json", "metrics", held)
     assert r.rc == 0 and f"rank 0 of job {held} has reported no metrics" in r.err and json.loads(r.out)["metrics"] == [], r
     assert c.ctl("-q", "metrics", held).err == "" and c.ctl("metrics", job).err == ""
@@ -440,6 +465,10 @@ def test_wait(c):
     fails(c, 1, "ended CANCELLED before that", "wait", job, "--for=COMPLETED")
     assert c.ctl("wait", done_job(c)).rc == 0
     assert c.ctl("wait", done_job(c), job).rc == 1, "one of two was cancelled"
+    r = c.ctl("-o", "json", "wait", done_job(c), job)
+    answer = json.loads(r.out)
+    assert r.rc == 1 and answer["schema"] == "boost.wait/1", answer
+    assert [(j["id"], j["state"]) for j in answer["jobs"]] == [(done_job(c), "COMPLETED"), (job, "CANCELLED")], answer
 
 
 @shared

@@ -118,6 +118,10 @@ static void test_preflight(void **state)
     assert_int_equal(rmdir(checkpoint_path), 0);     /* and empty: no probe is left */
     data.seq_len = 9;
     expect_fault(ERR_INVALID, BOOST__REASON__VALUE__DataError, "9 tokens are fewer than one window of seq_len + 1 = 10");
+    assert_string_equal(err.hint, "give a longer file or set data.seq_len to at most 8");
+    put(train_path, "01", 2);
+    expect_fault(ERR_INVALID, BOOST__REASON__VALUE__DataError, "1 tokens are fewer than one window");
+    assert_string_equal(err.hint, "give a longer file"); /* no seq_len makes a window of it */
     data.seq_len = 4;
     put(train_path, "0123456789abcdef0", 17);
     expect_fault(ERR_INVALID, BOOST__REASON__VALUE__DataError, "not a whole number of 2-byte tokens");
