@@ -69,11 +69,10 @@ int cache_item_parse(const char *path, struct cache_item *out, struct error *err
     const char *mark = strchr(path, '#');
     size_t len = mark ? (size_t)(mark - path) : strlen(path);
     *out = (struct cache_item){0};
-    bool known = !strncmp(path, "http://", 7) || !strncmp(path, "https://", 8) || !strncmp(path, "s3://", 5);
     bool sum = mark && !strncmp(mark, sum_mark, sizeof sum_mark - 1) &&
                strspn(mark + sizeof sum_mark - 1, "0123456789abcdef") == SIGV4_HASH - 1 &&
                strlen(mark) == sizeof sum_mark - 1 + SIGV4_HASH - 1;
-    if (!known || (mark && !sum))
+    if (!jobfile_is_fetched(path) || (mark && !sum))
         return not_fetched(path, err);
     if (has_password(path)) {
         error_set(err, ERR_INVALID, "a URL with a user's name or password is not taken: all who see the job would see it");

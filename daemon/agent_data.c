@@ -152,11 +152,12 @@ static int fetch_files(struct cache *c, int64_t *moved, struct error *err)
     return rc;
 }
 
-int data_fetch(const struct data_fetch *x, const Boost__JobSpec *spec, bool init, int64_t *moved, struct error *err)
+int data_fetch(const struct data_fetch *x, const Boost__JobSpec *spec, bool init, int tries, int64_t *moved,
+               struct error *err)
 {
     struct cache c;
     *moved = 0;
-    int rc = cache_begin(&c, &x->by, x->attempts_dir, spec, 0, err);
+    int rc = cache_begin(&c, &x->by, x->attempts_dir, spec, tries, err);
     if (!rc)
         rc = cache_enter(&c, err);
     if (!rc)

@@ -20,10 +20,10 @@ bool data_has_urls(const Boost__JobSpec *spec); /* checkpoint.init_from counts t
 /* What can be said in one try: a URL that makes no sense, does not exist, is refused, or is too large for the cache; a
  * checkpoint that is of another model. */
 MUST_USE int data_look(const struct data_fetch *x, const Boost__JobSpec *spec, struct error *err);
-/* Fetches what is not there; `init`: checkpoint.init_from too. *moved: bytes that travelled. ERR_NOSPACE: the cache is
- * full of what is in use; ERR_INVALID, ERR_NOT_FOUND, ERR_REFUSED, ERR_CORRUPT: trying again would not help. What was
- * cut goes on the next time. */
-MUST_USE int data_fetch(const struct data_fetch *x, const Boost__JobSpec *spec, bool init, int64_t *moved,
+/* Fetches what is not there; `init`: checkpoint.init_from too; `tries` of each request (0: the usual). *moved: bytes that
+ * travelled. ERR_NOSPACE: the cache is full of what is in use; ERR_INVALID, ERR_NOT_FOUND, ERR_REFUSED, ERR_CORRUPT:
+ * trying again would not help. What was cut goes on the next time. */
+MUST_USE int data_fetch(const struct data_fetch *x, const Boost__JobSpec *spec, bool init, int tries, int64_t *moved,
                         struct error *err);
 /* A copy of the job with files of the cache in the place of its token files' URLs; the caller's, for
  * protobuf_c_message_free_unpacked(). */

@@ -250,7 +250,7 @@ int file_task_run(struct file_task *t, struct error *err)
     if (order->body_case == BOOST__TASK__BODY_FETCH_DATA) {
         struct data_fetch x = data_work(t, uid, gid);
         const Boost__FetchData *o = order->fetch_data;
-        return o->spec ? data_fetch(&x, o->spec, o->init, &t->moved, err)
+        return o->spec ? data_fetch(&x, o->spec, o->init, o->tries, &t->moved, err)
                        : error_set(err, ERR_PROTOCOL, "an order to fetch names no job");
     }
     if (order->body_case == BOOST__TASK__BODY_DELETE_CHECKPOINT)

@@ -116,6 +116,7 @@ int core_create(const Boost__BoostdConfig *config, const struct core_store *stor
     c->restart_grace_ns = config->restart_grace_ms * NS_PER_MS;
     c->backoff_min_ns = config->backoff_min_ms * NS_PER_MS;
     c->backoff_max_ns = config->backoff_max_ms * NS_PER_MS;
+    c->fetch_tries = config->fetch_tries;
     c->rendezvous_ns = config->rendezvous_timeout_ms * NS_PER_MS;
     c->kill_confirm_ns = config->kill_confirm_ms * NS_PER_MS;
     c->config = (Boost__BoostdConfig *)reflect_clone(&config->base);

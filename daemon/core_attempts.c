@@ -41,22 +41,25 @@ void grace_arm(struct core *c, struct job *job, struct attempt *a)
     due_at(c, a->grace_due);
 }
 
-void backoff_arm(struct core *c, struct job *job)
+int64_t backoff_ns(struct core *c, int before)
 {
     double delay = (double)c->backoff_min_ns;
-    job->backoff_from = job->backoff_due = 0;
-    if (job->reason == REASON(NodeLost) && job_has_spares(job))
-        return; /* what it waits for is there */
-    for (int i = 0; i < job->backoff_count && delay < (double)c->backoff_max_ns; i++)
+    for (int i = 0; i < before && delay < (double)c->backoff_max_ns; i++)
         delay *= 2;
     /* +-25 %, so that jobs which fell together do not come back together. */
     delay *= 0.75 + 0.5 * ((double)(c->ops.random(c->ops.arg) >> 11) / 9007199254740992.0);
-    if (delay > (double)c->backoff_max_ns)
-        delay = (double)c->backoff_max_ns;
+    return delay > (double)c->backoff_max_ns ? c->backoff_max_ns : (int64_t)delay;
+}
+
+void backoff_arm(struct core *c, struct job *job)
+{
+    job->backoff_from = job->backoff_due = 0;
+    if (job->reason == REASON(NodeLost) && job_has_spares(job))
+        return; /* what it waits for is there */
+    job->backoff_from = now_mono(c);
+    job->backoff_due = job->backoff_from + backoff_ns(c, job->backoff_count);
     if (job->backoff_count < 64)
         job->backoff_count++;
-    job->backoff_from = now_mono(c);
-    job->backoff_due = job->backoff_from + (int64_t)delay;
     due_at(c, job->backoff_due);
 }
 

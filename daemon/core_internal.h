@@ -180,6 +180,7 @@ struct core {
     /* configuration, ns */
     int64_t heartbeat_ns, suspect_ns, node_timeout_ns, restart_grace_ns;
     int64_t backoff_min_ns, backoff_max_ns, rendezvous_ns, kill_confirm_ns;
+    int fetch_tries;      /* 0: no bound */
     int64_t half_life_ns; /* 0: no fair share */
     bool backfill, preempt;
     int preempt_gap;
@@ -522,7 +523,14 @@ void start_searched(struct core *c, struct job *job);
 /* What it starts from is there: it ends with start_commit(), start_later() or HELD. core_data.c */
 void start_fetch(struct core *c, struct job *job);
 void start_commit(struct core *c, struct job *job); /* the attempt is there */
+/* It is tried again, after CORE_RETRY_NS or `ns`; its devices are given back, and others may have them meanwhile.
+ * `why` "": fetch_told() says it. */
 void start_later(struct core *c, struct job *job, const char *why);
+void start_later_in(struct core *c, struct job *job, const char *why, int64_t ns);
+/* The job waits no longer to start, or for something else than before: how it went counts no more. */
+void start_anew(struct core *c, struct job *job);
+/* Fetching that has failed: ", try 5 of 10; last: status 500" of the try that is under way or comes next; else "". */
+void fetch_told(const struct core *c, const struct job *job, char *out, size_t cap);
 void start_cancel(struct core *c, struct job *job); /* gives reserved devices back */
 /* Sends StartAttempt, StopAttempt: what state calls for, to every node or to one. */
 void attempt_send(struct core *c, struct job *job, unsigned actions, const char *only_node);
@@ -549,6 +557,7 @@ void attempt_hang(struct core *c, struct job *job, struct attempt *a, int rank, 
 void attempt_decide(struct core *c, struct job *job, struct attempt *a, bool force);
 void attempt_mark_kill(struct core *c, struct job *job, struct attempt *a);
 void backoff_arm(struct core *c, struct job *job); /* ACT_BACKOFF */
+int64_t backoff_ns(struct core *c, int before); /* the delay after so many others */
 void grace_arm(struct core *c, struct job *job, struct attempt *a);
 int64_t attempt_run(struct core *c, struct job *job, int64_t now); /* its timers */
 

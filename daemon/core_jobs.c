@@ -267,6 +267,8 @@ bool job_fire(struct core *c, struct job *job, enum job_event event)
     job->actions |= t.actions & (ACT_START | ACT_STOP_TERM | ACT_KILL);
     account_state(c, job);
     job_pend(c, job);
+    if (!job->pending.in)
+        start_anew(c, job);
     job_busy(c, job);
     if (job_state_terminal(t.next))
         list_remove(&c->active, job, link_active);

@@ -74,14 +74,27 @@ void start_cancel(struct core *c, struct job *job)
     start_drop(c, job, false);
 }
 
-void start_later(struct core *c, struct job *job, const char *why)
+void start_anew(struct core *c, struct job *job)
+{
+    job->start_retry_due = 0;
+    job->fetch_tries = 0;
+    text_set(&job->fetch_trouble, "");
+    job_busy(c, job);
+}
+
+void start_later_in(struct core *c, struct job *job, const char *why, int64_t ns)
 {
     text_set(&job->start_trouble, why);
     start_drop(c, job, true);
-    job->start_retry_due = now_mono(c) + CORE_RETRY_NS;
+    job->start_retry_due = now_mono(c) + ns;
     job_busy(c, job);
     due_at(c, job->start_retry_due);
     progress_changed(c, job);
+}
+
+void start_later(struct core *c, struct job *job, const char *why)
+{
+    start_later_in(c, job, why, CORE_RETRY_NS);
 }
 
 char *checkpoint_dir_of(struct core *c, const struct job *job)

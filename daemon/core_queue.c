@@ -2,6 +2,7 @@
  * anew (core_picture.c), the jobs go through it in order, and those that are placed begin. The picture stays until the
  * next pass, for the question why a job waits. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -157,6 +158,20 @@ static void kept(struct sched_answer *out, Boost__Reason__Value reason)
         *out = (struct sched_answer){.verdict = SCHED_WAIT, .reason = reason};
 }
 
+/* What went wrong with its last start, and when the next one is due. */
+static void start_waits(struct core *c, const struct job *job, char *text, size_t cap)
+{
+    char told[SCHED_TEXT];
+    double in = (double)(job->start_retry_due - now_mono(c)) / (double)NS_PER_S;
+    fetch_told(c, job, told, sizeof told);
+    if (job->start_trouble && *job->start_trouble)
+        snprintf(text, cap, "%s", job->start_trouble);
+    else if (*told)
+        snprintf(text, cap, "fetches its files in %.0fs%.480s", ceil(in), told);
+    else
+        snprintf(text, cap, "tried again soon");
+}
+
 /* What keeps a job from being looked at at all, apart from devices; *out gets it in words when not NULL. */
 static bool is_kept(struct core *c, const struct job *job, struct sched_answer *out)
 {
@@ -166,8 +181,7 @@ static bool is_kept(struct core *c, const struct job *job, struct sched_answer *
         due_at(c, job->start_retry_due);
         kept(out, REASON(Backoff));
         if (out)
-            snprintf(out->text, sizeof out->text, "%s",
-                     job->start_trouble && *job->start_trouble ? job->start_trouble : "tried again soon");
+            start_waits(c, job, out->text, sizeof out->text);
         return true;
     }
     if (job_depends(c, job, text, sizeof answer.text) != DEPEND_MET)

@@ -193,6 +193,7 @@ static void begin(struct core *c, struct job *job, struct restart *x)
               where, job->step < 0 ? 0 : job->step);
     if (job->state == STATE(QUEUED)) {
         start_cancel(c, job);
+        start_anew(c, job);
         job_take_changes(c, job);
     } else {
         job_fire(c, job, held ? EV_RELEASE : EV_RESTART);

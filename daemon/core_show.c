@@ -142,10 +142,13 @@ static void wait_moves_of(struct waits *w, uint64_t task)
         wait_moves(w, t->bytes_done, t->bytes_total);
 }
 
-static void waits_of_fetches(struct waits *w, const struct core_start *s)
+static void waits_of_fetches(struct waits *w, const struct job *job)
 {
+    const struct core_start *s = job->starting;
     int64_t done = 0, total = 0;
-    wait_add(w, arena_printf(w->mem, "files fetched by %d node%s", s->fetching, s->fetching == 1 ? "" : "s"),
+    char told[SCHED_TEXT];
+    fetch_told(w->c, job, told, sizeof told);
+    wait_add(w, arena_printf(w->mem, "files fetched by %d node%s%s", s->fetching, s->fetching == 1 ? "" : "s", told),
              s->since, 0);
     for (int i = 0; i < s->n_nodes; i++) {
         const struct task *t = task_find(w->c, s->fetches[i]);
@@ -180,8 +183,12 @@ static void waits_of(struct waits *w, const struct job *job)
     if (job->pending.in && !job->starting) {
         struct sched_answer answer;
         job_pending_reason(w->c, job, &answer);
-        wait_add(w, arena_printf(w->mem, "devices: %s", answer.verdict == SCHED_PLACED ? "next pass" : answer.text),
-                 job->account_since, 0);
+        if (job->start_retry_due > now_mono(w->c)) /* it takes no devices meanwhile */
+            wait_add(w, arena_printf(w->mem, "next try: %s", answer.text), job->account_since,
+                     job->start_retry_due);
+        else
+            wait_add(w, arena_printf(w->mem, "devices: %s", answer.verdict == SCHED_PLACED ? "next pass" : answer.text),
+                     job->account_since, 0);
     }
     if (job->starting && !job->starting->fetches && job->starting->proving < job->starting->n_nodes)
         wait_add(w,
@@ -189,7 +196,7 @@ static void waits_of(struct waits *w, const struct job *job)
                               job->starting->nodes[job->starting->proving]->name),
                  job->starting->since, job->starting->since + CORE_SHARED_NS);
     else if (job->starting && job->starting->fetches)
-        waits_of_fetches(w, job->starting);
+        waits_of_fetches(w, job);
     else if (job->starting && job->starting->candidate) {
         const struct task *t = task_find(w->c, job->starting->task);
         wait_add(w,
@@ -211,12 +218,33 @@ static void waits_of(struct waits *w, const struct job *job)
 
 /* ---- the one line --------------------------------------------------------------------------- */
 
-static const char *preparing(const struct job *job)
+/* What its start does, on which node when `on` is said. */
+static char *preparing_line(const struct core *c, const struct job *job, struct arena *mem, const char *on)
 {
     const struct core_start *s = job->starting;
-    return s->fetches                ? "fetches its files"
-           : s->proving < s->n_nodes ? "looks into its checkpoint directory"
-                                     : "verifies its checkpoint";
+    char told[SCHED_TEXT];
+    fetch_told(c, job, told, sizeof told);
+    return arena_printf(mem, "%s%s%s%s",
+                        s->fetches                ? "fetches its files"
+                        : s->proving < s->n_nodes ? "looks into its checkpoint directory"
+                                                  : "verifies its checkpoint",
+                        *on ? " on " : "", on, s->fetches ? told : "");
+}
+
+/* Of a job that waits for its next start. */
+static char *pending_line(struct core *c, const struct job *job, struct arena *mem, const char *next,
+                          Boost__Reason__Value *reason)
+{
+    struct sched_answer answer;
+    char told[SCHED_TEXT];
+    job_pending_reason(c, job, &answer);
+    fetch_told(c, job, told, sizeof told);
+    const char *text = answer.verdict == SCHED_PLACED ? next : answer.text;
+    if (reason)
+        *reason = answer.reason;
+    return job->start_retry_due > now_mono(c) || !*told
+               ? arena_strdup(mem, text)
+               : arena_printf(mem, "%s; then fetches its files%s", text, told);
 }
 
 static char *recovering_line(struct core *c, const struct job *job, struct arena *mem)
@@ -234,12 +262,8 @@ static char *recovering_line(struct core *c, const struct job *job, struct arena
         double in = seconds(job->backoff_due - now_mono(c));
         return arena_printf(mem, "attempt %d in %.0fs: %s; %s", job->n_attempts + 1, in > 0 ? ceil(in) : 0, why, from);
     }
-    if (job->starting)
-        return arena_printf(mem, "attempt %d %s: %s; %s", job->n_attempts + 1, preparing(job), why, from);
-    struct sched_answer answer;
-    job_pending_reason(c, job, &answer);
-    return arena_printf(mem, "attempt %d %s: %s; %s", job->n_attempts + 1,
-                        answer.verdict == SCHED_PLACED ? "now" : answer.text, why, from);
+    const char *does = job->starting ? preparing_line(c, job, mem, "") : pending_line(c, job, mem, "now", NULL);
+    return does ? arena_printf(mem, "attempt %d %s: %s; %s", job->n_attempts + 1, does, why, from) : NULL;
 }
 
 static char *stopping_line(struct core *c, const struct job *job, struct arena *mem)
@@ -281,7 +305,6 @@ static char *completed_line(const struct job *job, struct arena *mem)
 
 static char *info_line(struct core *c, const struct job *job, struct arena *mem, Boost__Reason__Value *reason)
 {
-    struct sched_answer answer;
     if (job_shown_state(job) != job->state) {
         char *why = first_line(mem, job->reason_text);
         return arena_printf(mem, "to %s as soon as state.db is written%s%s", job_state_name(job->state),
@@ -290,10 +313,8 @@ static char *info_line(struct core *c, const struct job *job, struct arena *mem,
     switch (job->state) {
     case STATE(QUEUED):
         if (job->starting)
-            return arena_printf(mem, "%s on %s", preparing(job), job->starting->nodes[0]->name);
-        job_pending_reason(c, job, &answer);
-        *reason = answer.reason;
-        return arena_strdup(mem, answer.verdict == SCHED_PLACED ? "starts next" : answer.text);
+            return preparing_line(c, job, mem, job->starting->nodes[0]->name);
+        return pending_line(c, job, mem, "starts next", reason);
     case STATE(RECOVERING):
         return recovering_line(c, job, mem);
     case STATE(STOPPING):

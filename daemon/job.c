@@ -111,6 +111,7 @@ void job_free(struct job *job)
         free(job->shared[i]);
     free(job->shared);
     free(job->start_trouble);
+    free(job->fetch_trouble);
     free(job);
 }
 

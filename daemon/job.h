@@ -248,6 +248,10 @@ struct job {
     int64_t accounted_ns; /* wall clock of the row that an earlier controller left; 0 = none */
     struct core_start *starting; /* devices reserved, checkpoint being verified */
     int64_t start_retry_due;
+    /* Of its files by URL, in a row; a restart of the controller counts anew. */
+    int fetch_tries;     /* that failed, for what is not the node's alone */
+    int64_t fetch_since; /* mono, when the first of these began */
+    char *fetch_trouble; /* how the last one failed; NULL, "": none did */
     /* Nodes that would not start it, which are tried last for a while. */
     struct refusal {
         char node[65];

@@ -28,6 +28,7 @@ static const struct range boostd_ranges[] = {
     {"restart_grace_ms", 0, 3600000},
     {"backoff_min_ms", 1, 3600000},
     {"backoff_max_ms", 1, 86400000},
+    {"fetch_tries", 0, 1000000},
     {"rendezvous_timeout_ms", 100, 3600000},
     {"kill_confirm_ms", 100, 3600000},
     {"backup_every_s", 1, 86400},

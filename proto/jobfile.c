@@ -244,6 +244,11 @@ bool jobfile_is_url(const char *path)
     return path && strstr(path, "://");
 }
 
+bool jobfile_is_fetched(const char *url)
+{
+    return !strncmp(url, "http://", 7) || !strncmp(url, "https://", 8) || !strncmp(url, "s3://", 5);
+}
+
 static bool is_relative(const char *path)
 {
     return path && *path && *path != '/' && !jobfile_is_url(path);

@@ -46,6 +46,7 @@ MUST_USE int jobfile_set(Boost__JobSpec *spec, struct arena *a, const char *assi
 
 /* Whether such a path is a URL ("://"), which an agent fetches; NULL is none. */
 bool jobfile_is_url(const char *path);
+bool jobfile_is_fetched(const char *url); /* of a kind that nodes can fetch: http, https, s3 */
 /* Makes the paths that the client means absolute against `cwd`: data.train and eval, data.cache_dir,
  * checkpoint.dir, checkpoint.init_from.path (not "job:..."), workdir, run.tensorboard_dir,
  * notify.secret_file. URLs, empty and absolute ones stay. New strings live in `a`. */

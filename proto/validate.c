@@ -448,12 +448,25 @@ static void check_parallel(struct faults *all, const Boost__Parallel *p)
         fault(all, "lower one of the three", "tp * pp * dp = %.0f is over the limit of 65536 ranks", ranks);
 }
 
+/* Of the URL no more than its kind is said: it may hold a password. */
+static bool can_fetch(struct faults *all, const char *url, const char *field)
+{
+    if (jobfile_is_fetched(url))
+        return true;
+    size_t kind = (size_t)(strstr(url, "://") - url);
+    fault(all, "write http://, https:// or s3://; what the nodes have is named by its path alone",
+          "%s: %.*s:// is no URL that can be fetched", field, (int)(kind < 20 ? kind : 20), url);
+    return false;
+}
+
 static void check_urls(struct faults *all, const Boost__Data *d, Boost__TokenFile *const *files, size_t n,
                        const char *what)
 {
     for (size_t i = 0; i < n; i++) {
         const char *path = files[i]->path ? files[i]->path : "", *end = path + strcspn(path, "?#");
-        if (!jobfile_is_url(path))
+        char field[64];
+        snprintf(field, sizeof field, "data.%s[%zu].path", what, i);
+        if (!jobfile_is_url(path) || !can_fetch(all, path, field))
             continue;
         if (!d->cache_dir || !*d->cache_dir)
             fault(all, "set data.cache_dir to a directory of each node, where files by URL are kept",
@@ -515,7 +528,8 @@ static void check_checkpoint(struct faults *all, const Boost__Checkpoint *c, con
         fault(all, "set checkpoint.dir to a directory that all nodes see, and checkpoint.mirror to s3://bucket/prefix for "
               "copies", "checkpoint.dir is a URL: ranks write into directories alone");
     const Boost__InitFrom *from = c->init_from;
-    if (from && jobfile_is_url(from->path) && (!d || !d->cache_dir || !*d->cache_dir))
+    if (from && jobfile_is_url(from->path) && can_fetch(all, from->path, "checkpoint.init_from.path") &&
+        (!d || !d->cache_dir || !*d->cache_dir))
         fault(all, "set data.cache_dir to a directory of each node, where files by URL are kept",
               "checkpoint.init_from.path is a URL and needs data.cache_dir");
     if (from && from->weights_only && (!from->path || !*from->path))

@@ -17,6 +17,14 @@ static int refusal(int status, struct error *err)
     return rc;
 }
 
+/* It has told of more bytes than it has: Content-Length of its HEAD, or the file was cut since. */
+static int not_so_long(int64_t has, struct error *err)
+{
+    error_set(err, ERR_INVALID, "the file ends at byte %" PRId64 " (status 416), and the server says that it is longer",
+              has);
+    return error_hint(err, "mend the Content-Length that it answers HEAD with, or the file");
+}
+
 /* Again and again where that may help. Any status but 2xx is an error, and *status has it. */
 static int request(const struct fetch_source *f, struct http_call *call, struct error *err)
 {
@@ -31,10 +39,12 @@ static int request(const struct fetch_source *f, struct http_call *call, struct 
         if (!rc && call->status >= 200 && call->status < 300)
             return ERR_OK;
         bool again = http_transient(rc, call->status);
-        if (!rc)
+        if (!rc && call->status == 416 && before > 0)
+            rc = not_so_long(before, err);
+        else if (!rc)
             rc = refusal(call->status, err);
         if (call->at - before >= HTTP_CAME_ON)
-            tries = 1;
+            tries = 0;
         if (!again || tries >= http_tries(f->http))
             return rc;
         if (!http_pause(f->http, http_backoff_ms(tries, call->retry_after_s)))

@@ -304,7 +304,7 @@ int s3_request(struct s3 *s, const struct s3_url *at, const struct sigv4_pair *q
         if (!rc)
             rc = refusal(s, at, call, err);
         if (call->at - before >= HTTP_CAME_ON)
-            tries = 1;
+            tries = 0;
         if (!again || tries >= http_tries(s->http))
             break;
         if (!http_pause(s->http, http_backoff_ms(tries, call->retry_after_s)))

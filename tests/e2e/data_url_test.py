@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Token files by URL: fetched into a bounded cache before ranks start, gone on with where they were cut, checked, and what is
 wrong said at submit. The server is s3server.py: plain files, and objects behind signatures."""
-import atexit, hashlib, os, shutil, sys, time
+import atexit, hashlib, os, shutil, socket, sys, time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from harness import run, wait_until, words
-from jobs import Shared, losses, wait_event
+from jobs import Shared, at, losses, wait_event
 import s3server
 from s3server import keys_file
 
@@ -17,6 +17,7 @@ base.mkdir()
 atexit.register(shutil.rmtree, base, ignore_errors=True)
 shared = Shared(cpu_slots=2, agent_set={"s3_endpoint": store.url, "s3_path_style": "true", "s3_stall_ms": 3000,
                                         "s3_credentials": keys_file(base)})
+impatient = Shared(cpu_slots=2, boostd_set={"fetch_tries": 3}, agent_set={"s3_stall_ms": 1000})
 TEXT = words(200_000).encode()
 SUM = hashlib.sha256(TEXT).hexdigest()
 
@@ -139,6 +140,57 @@ def test_what_is_wrong_is_said_at_submit(c):
     assert "cache_max_mib = 1" in said and "raise data.cache_max_mib" in said, said
     assert "#sha256=" in refused(c, spec(c, big + "#md5=00"))
     assert "needs data.cache_dir" in refused(c, spec(c, big).replace(f'cache_dir: "{c.dir}/cache"', ""))
+
+
+@shared
+def test_a_file_that_is_said_to_be_longer(c):
+    store.faults[:] = [{"match": "short.txt", "longer": 1000, "times": 100}]
+    job = c.submit(spec(c, put("short.txt"), name="short"))
+    said = c.wait_state(job, "HELD")["info"]
+    store.faults[:] = []
+    assert f"ends at byte {len(TEXT)}" in said and "mend the Content-Length" in said, said
+    c.ok("cancel", "-y", job)
+
+
+def held_for_its_files(c, job, why):
+    c.wait_state(job, "HELD")
+    first = [e for e in c.events(job) if e["kind"] == "fetch-failed"]
+    assert len(first) == 1 and "(try 1)" in first[0]["text"] and why in first[0]["text"], first
+    text = c.ok("show", job)
+    assert "cannot fetch its files in 3 tries" in text and why in text and f"boostctl release {job}" in text, text
+    assert not [e for e in c.events(job) if e["kind"] == "started"]
+
+
+@impatient
+def test_a_server_that_always_fails(c):
+    store.faults[:] = [{"match": "e500.txt", "status": 500, "times": 10**6}]
+    (c.dir / "here.txt").write_bytes(TEXT)
+    both = "--hold", "--set", "parallel.tp=2"  # either takes all the devices
+    job = c.submit(spec(c, put("e500.txt"), name="e500"), *both)
+    behind = c.submit(spec(c, c.dir / "here.txt", name="behind"), *both)
+    c.ok("release", job, behind)
+    held_for_its_files(c, job, "status 500")
+    c.wait_state(behind, "COMPLETED")
+    assert at(wait_event(c, behind, "started")) < at(wait_event(c, job, "held")), "it waited for a job that waited"
+    assert len([r for r in store.requests if "e500.txt" in r]) == 3 + 1 + 1, "of the first try's request, and of the others'"
+    store.faults[:] = []
+    c.ok("release", job)
+    c.wait_state(job, "COMPLETED")
+
+
+@impatient
+def test_a_server_that_takes_calls_and_says_nothing(c):
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as mute:
+        job = c.submit(spec(c, f"http://127.0.0.1:{mute.getsockname()[1]}/m.txt", name="mute"))
+        last = "last: data.train[0] http://127.0.0.1"
+        wait_until(lambda: f"fetches its files on n1, try 2 of 3; {last}" in c.status(job)["info"], 30, "the last error shows")
+        wait, = [w["name"] for w in c.json("show", job)["waits"]]
+        assert last in wait and "no byte moved for 1000 ms" in wait, wait
+        held_for_its_files(c, job, "no byte moved for 1000 ms")
+        c.ok("cancel", "-y", job)
+
+
+test_nothing_is_left_of_the_impatient = impatient.last
 
 
 @shared

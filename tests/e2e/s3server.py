@@ -9,7 +9,7 @@ A fault is a dict: `method` and `match` (a piece of path and query) say which re
 many go through first; then `status` (with `code` or all of the `body`; `retry_after`, or `retry_after_date`, seconds from now
 as a date; `location`), `cut` (the connection is closed after so many bytes of the body, of the request or of the answer),
 `delay` (seconds before the answer), `drip` (so many bytes of an object every tenth of a second), `etag`, `no_range` (of an
-object), `clock` (seconds that its Date is off). Unsigned, for programs: PUT /-/faults with a JSON list, PUT /-/region with the one that signatures
+object), `longer` (an object is said to have so many bytes more), `clock` (seconds that its Date is off). Unsigned, for programs: PUT /-/faults with a JSON list, PUT /-/region with the one that signatures
 have to name, GET /-/requests, PUT /-/plain/NAME, and GET of the same, which knows ranges.
 """
 import hashlib, hmac, http.client, json, re, ssl, subprocess, sys, threading, time, urllib.parse
@@ -194,9 +194,9 @@ class Handler(BaseHTTPRequestHandler):
             status, first = 206, int(m.group(1))
             headers = [*headers, ("Content-Range", f"bytes {first}-{len(data) - 1}/{len(data)}")]
         part = data[first:]
-        if "cut" in fault or "drip" in fault:
+        if "cut" in fault or "drip" in fault or "longer" in fault:
             self.send_response(status)
-            for name, value in [*headers, ("Content-Length", str(len(part)))]:
+            for name, value in [*headers, ("Content-Length", str(len(part) + fault.get("longer", 0)))]:
                 self.send_header(name, value)
             self.end_headers()
             for at in range(0, len(part) if "drip" in fault else 0, fault.get("drip", 1)):
@@ -205,7 +205,8 @@ class Handler(BaseHTTPRequestHandler):
                 except OSError:
                     break  # it has given up
                 time.sleep(0.1)
-            self.wfile.write(part[:fault.get("cut", 0)])
+            if self.command != "HEAD":
+                self.wfile.write(part[:fault.get("cut", len(part) if "longer" in fault else 0)])
             self.close_connection = True
             self.connection.shutdown(2)
             return

@@ -382,6 +382,7 @@ static void on_task(struct world *w, struct fake_agent *a, const Boost__Task *t)
     case BOOST__TASK__BODY_FETCH_DATA:
         a->fetches++;
         a->fetched_init = t->fetch_data->init;
+        a->fetch_tries = t->fetch_data->tries;
         code = a->fetch_code;
         if (a->silent_fetch)
             return;

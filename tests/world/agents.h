@@ -56,7 +56,8 @@ struct fake_agent {
     const char *failure_text; /* of whichever of these; NULL: some words */
     int mirror_code, delete_code, fetch_code;
     int fetches;            /* FetchData; */
-    bool fetched_init;      /* the newest was for init_from too, */
+    int fetch_tries;        /* of each request, in the newest, */
+    bool fetched_init;      /* which was for init_from too, */
     bool silent_fetch;      /* and takes for ever */
     uint64_t cancelled;     /* id of the newest task that nobody wants any more */
     bool silent_mirror;     /* copies take for ever */

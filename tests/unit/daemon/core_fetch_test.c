@@ -71,6 +71,198 @@ static void what_cannot_be_had_holds_the_job(void **state)
     world_free(w);
 }
 
+/* What `status` says of the job. */
+static void assert_shown(struct world *w, int64_t id, const char *part)
+{
+    struct arena mem;
+    arena_init(&mem, 1 << 20);
+    Boost__JobSummary *s = core_summary(w->core, job_of(w, id), &mem);
+    assert_non_null(s);
+    assert_says(s->info, part);
+    arena_free(&mem);
+}
+
+static void a_server_that_fails_is_tried_so_often_and_then_the_job_held(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    struct arena mem;
+    join_world(w, a);
+    arena_init(&mem, 1 << 20);
+    a->fetch_code = ERR_UNREACHABLE;
+    a->failure_text = "http://h/a.txt: status 500";
+    int64_t id = submit_spec(w, fetching_spec(&mem, "http://h/a.txt", NULL), false);
+    pump(w);
+    assert_int_equal(a->fetches, 1);
+    assert_int_equal(a->fetch_tries, 3);
+    assert_says(event_of(w, id, "fetch-failed")->text, "(try 1): http://h/a.txt: status 500 (check the path)");
+    assert_shown(w, id, "fetches its files in 1s, try 2 of 10; last: http://h/a.txt: status 500");
+    a->silent_fetch = true;
+    advance(w, 1500);
+    assert_shown(w, id, "fetches its files on n1, try 2 of 10; last: http://h/a.txt: status 500");
+    assert_int_equal(a->fetch_tries, 1); /* its devices are not held for long */
+    a->silent_fetch = false;
+    int64_t begun = w->now;
+    control(w, HOLD, id, false); /* a release begins anew, and at once */
+    control(w, RELEASE, id, false);
+    pump(w);
+    assert_int_equal(a->fetches, 3);
+    assert_int_equal(job_of(w, id)->fetch_tries, 1);
+    assert_int_equal(count_events(w, id, "fetch-failed"), 2);
+    while (job_of(w, id)->state == STATE(QUEUED) && w->now - begun < 3600 * NS_PER_S)
+        advance(w, 1000);
+    assert_state(w, id, HELD);
+    assert_int_equal(a->fetches, 12);
+    assert_in_range((w->now - begun) / NS_PER_S, 511 * 3 / 4, 511 * 5 / 4 + 10);
+    assert_int_equal(count_events(w, id, "fetch-failed"), 2);
+    assert_int_equal(job_of(w, id)->reason, REASON(DataError));
+    assert_says(job_of(w, id)->reason_text, "n1 cannot fetch its files in 10 tries, for ");
+    assert_says(job_of(w, id)->reason_text, "http://h/a.txt: status 500");
+    assert_says(job_of(w, id)->reason_text, "release with: boostctl release 1");
+    advance(w, 3600000);
+    assert_int_equal(a->fetches, 12);
+    a->fetch_code = ERR_OK;
+    control(w, RELEASE, id, false);
+    pump(w);
+    assert_int_equal(newest(w, a, id)->attempt, 1);
+    arena_free(&mem);
+    world_free(w);
+}
+
+static void each_failure_is_an_event_and_each_try_is_not(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        int events;
+    } tries[] = {
+        {"status 500", 1},
+        {"status 500", 1},
+        {"status 503", 2},
+        {"no answer after 12 ms", 3},
+        {"no answer after 135 ms", 3},
+        {"no answer", 4},
+        {"status 503", 5},
+    };
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    struct arena mem;
+    join_world(w, a);
+    arena_init(&mem, 1 << 20);
+    a->fetch_code = ERR_TIMEOUT;
+    a->failure_text = tries[0].text;
+    int64_t id = submit_spec(w, fetching_spec(&mem, "http://h/a.txt", NULL), false);
+    pump(w);
+    for (int i = 0; i < (int)(sizeof tries / sizeof *tries); i++) {
+        a->failure_text = tries[i].text;
+        while (a->fetches <= i)
+            advance(w, 100);
+        assert_int_equal(count_events(w, id, "fetch-failed"), tries[i].events);
+    }
+    arena_free(&mem);
+    world_free(w);
+}
+
+static void others_run_while_it_waits_to_try_again(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    struct arena mem;
+    join_world(w, a);
+    arena_init(&mem, 1 << 20);
+    a->silent_fetch = true;
+    a->fetch_code = ERR_TIMEOUT;
+    int64_t id = submit_spec(w, fetching_spec(&mem, "http://h/a.txt", NULL), false);
+    pump(w);
+    uint64_t task = a->last_task;
+    int64_t behind = submit(w), last = submit(w);
+    pump(w);
+    assert_state(w, behind, QUEUED);
+    Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
+    Boost__TaskReply failed = BOOST__TASK_REPLY__INIT;
+    Boost__Failure why = BOOST__FAILURE__INIT;
+    m.body_case = BOOST__AGENT_MESSAGE__BODY_TASK;
+    m.task = &failed;
+    failed.has_id = why.has_code = true;
+    failed.id = task;
+    failed.failure = &why;
+    why.code = ERR_TIMEOUT;
+    why.message = (char *)(uintptr_t) "no byte moved";
+    say(w, "n1", &m);
+    pump(w);
+    assert_state(w, behind, STARTING);
+    struct fake_attempt *x = newest(w, a, behind);
+    advance(w, 5000);
+    assert_int_equal(a->fetches, 1); /* they have its devices; the next that come free are its own */
+    assert_shown(w, id, "then fetches its files, try 2 of 10; last: no byte moved");
+    a->silent_fetch = false;
+    a->fetch_code = ERR_OK;
+    control(w, CANCEL, behind, true);
+    pump(w);
+    say_end_of(w, a, x, 0, (struct end){.signal = 9});
+    say_end_of(w, a, x, 1, (struct end){.signal = 9});
+    pump(w);
+    assert_int_equal(newest(w, a, id)->attempt, 1);
+    assert_state(w, last, QUEUED);
+    arena_free(&mem);
+    world_free(w);
+}
+
+static void a_full_node_is_waited_for(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    struct arena mem;
+    join_world(w, a);
+    arena_init(&mem, 1 << 20);
+    a->fetch_code = ERR_NOSPACE;
+    a->failure_text = "no room";
+    int64_t id = submit_spec(w, fetching_spec(&mem, "http://h/a.txt", NULL), false);
+    advance(w, 7200000);
+    assert_state(w, id, QUEUED);
+    assert_int_equal(count_events(w, id, "fetch-failed"), 1);
+    assert_shown(w, id, "; last: no room");
+    arena_free(&mem);
+    world_free(w);
+}
+
+static void an_attempt_to_come_is_held_likewise(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "n1", 2);
+    struct arena mem;
+    join_world(w, a);
+    arena_init(&mem, 1 << 20);
+    int64_t id = submit_spec(w, fetching_spec(&mem, "http://h/a.txt", NULL), false);
+    pump(w);
+    struct fake_attempt *x = newest(w, a, id);
+    say_step(w, a, x, 10);
+    say_checkpoint(w, a, x, 10);
+    a->fetch_code = ERR_UNREACHABLE;
+    a->failure_text = "http://h/a.txt: status 500";
+    say_end_of(w, a, x, 0, (struct end){.signal = 9});
+    pump(w);
+    while (job_of(w, id)->fetch_tries < 2)
+        advance(w, 250);
+    assert_shown(w, id, "attempt 2 fetches its files in ");
+    assert_shown(w, id, "try 3 of 10; last: http://h/a.txt: status 500");
+    for (int i = 0; i < 1000 && job_of(w, id)->state == STATE(RECOVERING); i++)
+        advance(w, 1000);
+    assert_state(w, id, HELD);
+    assert_says(job_of(w, id)->reason_text, "in 10 tries");
+    a->fetch_code = ERR_OK;
+    control(w, RELEASE, id, false);
+    pump(w);
+    assert_int_equal(newest(w, a, id)->attempt, 2);
+    assert_int_equal(newest(w, a, id)->from_step, 10);
+    arena_free(&mem);
+    world_free(w);
+}
+
 /* What the first node has fetched may be thrown out while the second still fetches. */
 static void what_lies_there_for_long_is_asked_for_again(void **state)
 {
@@ -173,6 +365,11 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_checkpoint_by_url_is_fetched_and_not_verified),
         cmocka_unit_test(what_cannot_be_had_holds_the_job),
+        cmocka_unit_test(a_server_that_fails_is_tried_so_often_and_then_the_job_held),
+        cmocka_unit_test(each_failure_is_an_event_and_each_try_is_not),
+        cmocka_unit_test(others_run_while_it_waits_to_try_again),
+        cmocka_unit_test(a_full_node_is_waited_for),
+        cmocka_unit_test(an_attempt_to_come_is_held_likewise),
         cmocka_unit_test(what_lies_there_for_long_is_asked_for_again),
         cmocka_unit_test(a_cancelled_job_leaves_off),
         cmocka_unit_test(a_copy_that_a_job_begins_from_stays),

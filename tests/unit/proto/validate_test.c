@@ -263,6 +263,8 @@ static void test_between_fields(void **state)
     set[strlen(set)] = 'y';
     refuse(set, "checkpoint.dir has 901 bytes, the limit is 900");
     refuse("checkpoint.dir=s3://b/p", "checkpoint.dir is a URL: ranks write into directories alone");
+    refuse("checkpoint.init_from.path=file:///p/step-8.a1", "checkpoint.init_from.path: file:// is no URL that can be fetched");
+    refuse("data.train[0].path=file:///p/a.txt", "data.train[0].path: file:// is no URL that can be fetched");
     refuse("checkpoint.init_from.path=s3://b/p/step-8.a1", "checkpoint.init_from.path is a URL and needs data.cache_dir");
     accept("checkpoint.init_from.path=s3://b/p/step-8.a1|data.cache_dir=/c");
     refuse("resources.min_nodes=2", "resources.min_nodes = 2 is over resources.nodes = 1");
