@@ -97,6 +97,14 @@ static void show(struct job *job, const Boost__MetricRecord *record)
     }
 }
 
+/* As many as somebody would read, whatever a rank writes. */
+static void warn(struct core *c, struct job *job, struct attempt *a, const struct node *n, const char *text)
+{
+    enum { WARNINGS_MAX = 16 };
+    if (text && *text && a->warnings++ < WARNINGS_MAX)
+        add_event(c, job, a->number, n->name, "rank 0", "warning", "%.1024s", text);
+}
+
 static bool row_of(const Boost__MetricRecord *record, struct arena *mem, struct store_metric *row)
 {
     const char **names = arena_alloc(mem, (record->n_values + 1) * sizeof *names);
@@ -132,6 +140,7 @@ void metrics_batch(struct core *c, struct job *job, struct attempt *a, struct no
             pace_add(c, job, a, b->rank, b->records[i]);
         if (ok && b->rank == 0 && newest && b->records[i]->seq > a->metrics_shown) {
             show(job, b->records[i]);
+            warn(c, job, a, n, b->records[i]->warning);
             a->metrics_shown = b->records[i]->seq;
             attempt_reached(job, a, b->records[i]->step);
         }

@@ -146,6 +146,7 @@ struct attempt {
     bool advanced;                 /* ... beyond all that attempts before it committed */
     bool dirty;                    /* row to be written with the open change           */
     int64_t metrics_shown;         /* rank 0's records up to this are in the summary   */
+    int warnings;                  /* of rank 0 that became events                     */
     struct stragglers *stragglers; /* which ranks are slow; NULL: nothing is known */
     int64_t pace_from;             /* mono ns; pace_events were told since */
     int pace_events;

@@ -12,7 +12,7 @@
 #include "worker/shard_writer.h"
 
 enum {
-    FIXED_META = 16 + SHARD_CONSTANTS,
+    FIXED_META = 17 + SHARD_CONSTANTS,
     IMAGE_ALIGN = 4096,
     CHOICES_ROOM = 64 << 10, /* in the header, of a backend that makes choices */
 };
@@ -34,6 +34,7 @@ struct checkpoint {
     const struct plan *plan;
     struct engine *engine;
     int rank;
+    const char *data; /* of rank 0, or NULL */
     struct shard_writer *writer;
     size_t n;                          /* parameters written here */
     int64_t *index;                    /* [n] engine tensor numbers */
@@ -139,6 +140,8 @@ static void fill_meta(struct checkpoint *c, const struct run_position *at)
     struct shard_constant constants[SHARD_CONSTANTS];
     for (int i = 0, n = shard_constants(p, constants); i < n; i++)
         put_meta(m, constants[i].key, "%s", constants[i].value);
+    if (c->data)
+        m->items[m->n++] = (struct safetensors_meta){"data", c->data};
     const struct spike *s = &at->spike;
     put_meta(m, "spike", "%" PRId64 " %.17g %.17g %.17g %.17g", s->count, s->weight, s->squares, s->mean,
              s->deviations);
@@ -223,7 +226,7 @@ static int allocate_image(struct checkpoint *c, struct error *err)
 {
     const double wide = -1.2345678901234567e-300;
     struct run_position longest = {
-        INT64_MIN, wide, INT64_MIN, INT64_MIN, INT64_MIN, INT64_MIN, {0, INT64_MIN, wide, wide, wide, wide}};
+        INT64_MIN, wide, INT64_MIN, INT64_MIN, INT64_MIN, INT64_MIN, {0, INT64_MIN, wide, wide, wide, wide}, NULL};
     const struct kernels *k = engine_kernels(c->engine);
     fill_meta(c, &longest);
     int rc = make_header(c, 0, err);
@@ -239,7 +242,7 @@ static int allocate_image(struct checkpoint *c, struct error *err)
 }
 
 int checkpoint_open(const Boost__AttemptStart *start, const struct plan *plan, struct engine *engine, int rank,
-                    struct rank_status *status, struct checkpoint **out, struct error *err)
+                    const char *data, struct rank_status *status, struct checkpoint **out, struct error *err)
 {
     struct checkpoint *c = calloc(1, sizeof *c);
     if (!c)
@@ -248,6 +251,7 @@ int checkpoint_open(const Boost__AttemptStart *start, const struct plan *plan, s
     c->plan = plan;
     c->engine = engine;
     c->rank = rank;
+    c->data = rank == 0 ? data : NULL;
     buffer_init(&c->header, SAFETENSORS_MAX_HEADER);
     buffer_init(&c->choices, CHOICES_ROOM);
     char records[PATH_MAX];

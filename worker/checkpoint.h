@@ -30,14 +30,17 @@ struct run_position {
     int64_t skipped;       /* updates skipped so far */
     int64_t skipped_run;   /* in a row, up to now */
     struct spike spike;    /* of the losses so far */
+    char *data;            /* as checkpoint_open() had it; checkpoint_restore()'s for rank 0, the caller's to free */
 };
 
 struct checkpoint;
 
-/* Allocates the host copy (about the size of the shard) and starts the writer thread. engine, plan, start
- * and status stay the caller's. checkpoint.dir is not touched yet. */
+/* Allocates the host copy (about the size of the shard) and starts the writer thread. engine, plan, start, data
+ * and status stay the caller's. checkpoint.dir is not touched yet. `data` goes along in rank 0's shard: what the order
+ * of samples follows from (data_identity()); NULL: nothing is told of it. */
 MUST_USE int checkpoint_open(const Boost__AttemptStart *start, const struct plan *plan, struct engine *engine,
-                             int rank, struct rank_status *status, struct checkpoint **out, struct error *err);
+                             int rank, const char *data, struct rank_status *status, struct checkpoint **out,
+                             struct error *err);
 /* A write under way is given up; checkpoint_wait() first for one that is wanted. */
 void checkpoint_close(struct checkpoint *c);
 
@@ -56,7 +59,7 @@ int64_t checkpoint_bytes(const struct checkpoint *c); /* of a shard */
  * precision class, batch size or sample order.
  * ERR_CORRUPT: damaged, incomplete, an element there twice, or shards that are of different checkpoints. All headers
  * are read, of the data what this rank needs. `status` may be NULL. at->spike starts anew from a checkpoint that does
- * not have it. */
+ * not have it, at->data is NULL. */
 MUST_USE int checkpoint_restore(const char *dir, const struct plan *plan, struct engine *engine, int rank,
                                 struct rank_status *status, struct run_position *at, struct error *err);
 /* Attempt number that wrote the directory "…/step-<n>.a<k>", from its name; 0 when it has another form. */

@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "proto/base/buffer.h"
 #include "proto/base/error.h"
 #include "proto/job.pb-c.h"
 #include "proto/tokenfile.h"
@@ -50,6 +51,12 @@ MUST_USE int data_train(struct data *d, int64_t step, const struct micro_batch *
 void data_sample(const struct data *d, int64_t sample, int *file, int64_t *window);
 /* What training file i is and gives, for a log line. */
 void data_describe(const struct data *d, int i, char *out, size_t cap);
+/* Appends what the order of samples follows from, apart from seed and batch: a text without line ends, of 20 to 60
+ * bytes a file. The files' names are not in it, since a file may move. */
+MUST_USE int data_identity(struct data *d, struct buffer *out, struct error *err);
+/* How many differences there are between the training data and that of such a text; `out` tells them. 0 too where the
+ * text is none of these. */
+int data_changes(struct data *d, const char *was, char *out, size_t cap);
 /* First and last global sample of an update, for messages. */
 void data_range(const struct data *d, int64_t step, int64_t *first, int64_t *last);
 

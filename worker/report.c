@@ -9,6 +9,7 @@
 
 #include "proto/base/clock.h"
 #include "proto/base/fs.h"
+#include "proto/base/utf8.h"
 #include "worker/comm/comm.h"
 
 static int terminated; /* atomic */
@@ -209,7 +210,9 @@ static void report_board(struct report *r, int64_t step, int64_t wall_ns, const 
         close_board(r, &err);
 }
 
-void report_metrics(struct report *r, int64_t step, struct metrics *m)
+enum { WARNING_MAX = 1024 };
+
+static void append_record(struct report *r, int64_t step, struct metrics *m, const char *warning)
 {
     Boost__MetricRecord record = BOOST__METRIC_RECORD__INIT;
     record.has_seq = record.has_step = record.has_wall_ns = true;
@@ -218,7 +221,8 @@ void report_metrics(struct report *r, int64_t step, struct metrics *m)
     record.wall_ns = clock_wall_ns();
     record.n_values = m->n;
     record.values = m->list;
-    uint8_t packed[METRICS_MAX * 64 + 64];
+    record.warning = (char *)(uintptr_t)warning;
+    uint8_t packed[METRICS_MAX * 64 + 64 + WARNING_MAX];
     size_t len = boost__metric_record__get_packed_size(&record);
     struct error err;
     int rc = len > sizeof packed ? error_set(&err, ERR_INTERNAL, "metric record of %zu bytes", len) : ERR_OK;
@@ -233,6 +237,25 @@ void report_metrics(struct report *r, int64_t step, struct metrics *m)
     r->metrics_failing = rc != 0;
     if (r->board.fd >= 0)
         report_board(r, step, record.wall_ns, m);
+}
+
+void report_metrics(struct report *r, int64_t step, struct metrics *m)
+{
+    append_record(r, step, m, NULL);
+}
+
+void report_warn(struct report *r, int64_t step, const char *name, double value, const char *fmt, ...)
+{
+    char text[WARNING_MAX];
+    struct metrics m = {.n = 0};
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    text[utf8_whole(text, strlen(text))] = '\0';
+    report_line(r, "warning: %s", text);
+    metrics_add(&m, name, value);
+    append_record(r, step, &m, text);
 }
 
 /* ---- the end ------------------------------------------------------------------------- */

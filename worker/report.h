@@ -66,6 +66,10 @@ struct metrics {
 void metrics_add(struct metrics *m, const char *name, double value);
 void report_metrics(struct report *r, int64_t step, struct metrics *m);
 
+/* A line on the log, and a metric record that has it as its warning, which the controller makes an event. */
+void report_warn(struct report *r, int64_t step, const char *name, double value, const char *fmt, ...)
+    PRINTF_LIKE(5, 6);
+
 /* Writes <run_dir>/rank-<r>.done. `failure` NULL unless why is FAILED; eval_loss NaN: none. */
 MUST_USE int report_done(const char *run_dir, int64_t job, int attempt, int rank, Boost__DoneRecord__Why why,
                          int64_t step, double eval_loss, const struct error *failure, struct error *err);

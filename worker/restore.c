@@ -204,6 +204,7 @@ int checkpoint_restore(const char *dir, const struct plan *plan, struct engine *
                        struct rank_status *status, struct run_position *at, struct error *err)
 {
     struct restoring r = {.engine = engine, .status = status};
+    at->data = NULL;
     int rc = shard_index_open(dir, plan, engine, rank, &r.index, err);
     if (!rc && shard_index_weights_only(r.index)) {
         error_set(err, ERR_INVALID, "checkpoint %s holds weights alone", dir);
@@ -213,6 +214,9 @@ int checkpoint_restore(const char *dir, const struct plan *plan, struct engine *
         rc = check_constants(shard_index_shared(r.index), plan, err);
     if (!rc)
         rc = read_position(shard_index_shared(r.index), plan, at, err);
+    const char *data = rc || rank ? NULL : safetensors_meta(shard_index_shared(r.index), "data");
+    if (data && !(at->data = strdup(data)))
+        rc = error_set(err, ERR_NOMEM, "out of memory");
     if (!rc)
         rc = restore_tensors(&r, SHARD_KINDS, err);
     if (!rc)

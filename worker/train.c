@@ -18,11 +18,14 @@
 #include "worker/plan/flops.h"
 #include "worker/schedule.h"
 
+enum { IDENTITY_MAX = 1 << 20 }; /* 4096 files of at most 100 bytes */
+
 struct run {
     const struct train *t;
     const Boost__JobSpec *spec;
     struct engine *engine;
     struct data data;
+    struct buffer identity; /* of data, on rank 0 */
     struct checkpoint *checkpoint;
     struct agreement agreement;
     double checkpoint_cost_s; /* that training stands still for one, smoothed; 0: not known yet */
@@ -37,6 +40,7 @@ struct run {
 static int prepare(struct run *r, struct error *err);
 static void tell_files(const struct run *r);
 static void tell_note(const struct run *r);
+static void tell_changes(struct run *r);
 static int start_weights(struct run *r, struct error *err);
 static int one_step(struct run *r, struct error *err);
 static int evaluate(struct run *r, struct error *err);
@@ -47,6 +51,7 @@ int train(const struct train *t, struct train_end *end, struct error *err)
 {
     struct run r = {.t = t, .spec = t->start->spec, .saved_step = -1, .eval_step = -1, .eval_loss = NAN};
     spike_init(&r.at.spike, SPIKE_FADE);
+    buffer_init(&r.identity, IDENTITY_MAX);
     int rc = prepare(&r, err);
     if (!rc)
         rc = start_weights(&r, err);
@@ -83,6 +88,8 @@ static int prepare(struct run *r, struct error *err)
     if (rc)
         return rc;
     tell_files(r);
+    if (t->rank == 0 && (rc = data_identity(&r->data, &r->identity, err)))
+        return rc;
     report_doing(report, "making the engine");
     rc = engine_create(t->plan, t->kernels, t->comms, t->rank, t->start->threads_per_rank, &r->engine, err);
     if (!rc) {
@@ -92,7 +99,8 @@ static int prepare(struct run *r, struct error *err)
         tell_note(r);
     }
     if (!rc)
-        rc = checkpoint_open(t->start, t->plan, r->engine, t->rank, report->status, &r->checkpoint, err);
+        rc = checkpoint_open(t->start, t->plan, r->engine, t->rank, (const char *)r->identity.data, report->status,
+                             &r->checkpoint, err);
     report_progress(report);
     return rc;
 }
@@ -115,6 +123,21 @@ static void tell_files(const struct run *r)
     }
 }
 
+/* The position is of the order that the data had then. Who appends to a file or takes others means to go on, and who
+ * does not learns it here, while the checkpoint is still there. */
+static void tell_changes(struct run *r)
+{
+    char what[600];
+    int n = r->at.data ? data_changes(&r->data, r->at.data, what, sizeof what) : 0;
+    if (!n)
+        return;
+    report_warn(r->t->report, r->at.step, "data_changed", n,
+                "the training data is not that of the checkpoint of step %" PRId64 ": %s; samples go on in the order "
+                "of the data as it is now: some may come again, others never (to go on exactly, put the data back "
+                "and restart from step %" PRId64 ")",
+                r->at.step, what, r->at.step);
+}
+
 static int start_weights(struct run *r, struct error *err)
 {
     const Boost__CheckpointRef *resume = r->t->start->resume;
@@ -135,6 +158,8 @@ static int start_weights(struct run *r, struct error *err)
                            r->at.step, resume->step);
         r->saved_step = r->at.step;
         tell_note(r);
+        if (!rc)
+            tell_changes(r);
     } else {
         report_doing(report, "drawing the initial weights");
         rc = engine_init_weights(r->engine, err);
@@ -421,4 +446,6 @@ static void release(struct run *r, const struct error *why)
     if (r->engine)
         engine_destroy(r->engine);
     data_close(&r->data);
+    buffer_free(&r->identity);
+    free(r->at.data);
 }

@@ -365,7 +365,7 @@ static int open_saving(struct saving *s, const struct model *m, struct error *er
     s->start.spec = &s->spec;
     s->start.run_dir = s->start.checkpoint_dir = s->dir;
     s->start.attempt = 1;
-    return checkpoint_open(&s->start, &m->plan, m->engine, 0, NULL, &s->c, err);
+    return checkpoint_open(&s->start, &m->plan, m->engine, 0, NULL, NULL, &s->c, err);
 }
 
 static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *walk)

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Restarts on a user's word and starts from another job's checkpoint, with real ranks: which losses come out."""
 import json
+from pathlib import Path
 
 from harness import run, wait_until
 from jobs import Shared, endless, job_of, losses, newest_committed, wait_committed
@@ -163,6 +164,42 @@ def test_live_job_changes_neither_its_model_nor_where_it_began(c):
         r = c.ctl("restart", job, "--set", change)
         assert r.rc == 6 and words in r.err, (change, r)
     assert c.status(job)["state"] == "RUNNING" and len(show(c, job)["attempts"]) == 1, show(c, job)
+    c.ok("cancel", "--now", job)
+    c.wait_state(job, "CANCELLED")
+
+
+@shared
+def test_data_that_changed_underneath_is_told(c):
+    job = c.submit(endless(c, name="cut", tp=1))
+    data = Path(show(c, job)["resolved"]["data"]["train"][0]["path"])
+    warnings = lambda: [e for e in c.events(job) if e["kind"] == "warning"]
+    c.wait_state(job, "RUNNING")
+    c.ok("hold", job)
+    c.wait_state(job, "HELD")
+    c.ok("release", job)  # the same data: nothing to tell
+    wait_until(lambda: any(2 in attempts for attempts in losses(c, job).values()), 30, "the first step of attempt 2")
+    assert not warnings(), warnings()
+    c.ok("hold", job)
+    c.wait_state(job, "HELD")
+    whole = data.read_bytes()
+    windows = lambda n: (n - 1) // 64
+    data.write_bytes(whole[:len(whole) // 2])
+    c.ok("release", job)
+    wait_until(lambda: any(3 in attempts for attempts in losses(c, job).values()), 30, "the first step of attempt 3")
+    wait_until(warnings, 10, "the event")
+    told, = warnings()
+    step = show(c, job)["attempts"][2]["from_step"]
+    for words in (f"not that of the checkpoint of step {step}: data.train[0] ({data}) has {len(whole) // 2} tokens in "
+                  f"{windows(len(whole) // 2)} windows, it had {len(whole)} in {windows(len(whole))}",
+                  f"put the data back and restart from step {step}"):
+        assert words in told["text"], told
+    assert told["actor"] == "rank 0" and told["attempt"] == 3, told
+    assert "warning: the training data is not that of" in c.ok("logs", job), c.ok("logs", job)
+    # What a restart asks for itself is told too: the order is another from there on.
+    data.write_bytes(whole)
+    c.ok("restart", job, "--from", step, "--set", "data.seq_len=32")
+    wait_until(lambda: len(warnings()) > 1, 30, "the second event")
+    assert "data.seq_len is 32, it was 64" in warnings()[1]["text"], warnings()
     c.ok("cancel", "--now", job)
     c.wait_state(job, "CANCELLED")
 

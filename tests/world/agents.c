@@ -164,6 +164,7 @@ void say_values(struct world *w, struct fake_agent *a, struct fake_attempt *x, i
     r.step = step;
     r.n_values = n;
     r.values = list;
+    r.warning = (char *)(uintptr_t)x->warning;
     body.has_job = body.has_attempt = body.has_rank = 1;
     body.job = x->job;
     body.attempt = x->attempt;

@@ -32,6 +32,7 @@ struct fake_attempt {
     struct end ends[8];
     int64_t seq; /* keeper's */
     int64_t metrics_seq[8], shards_seq[8];
+    const char *warning; /* in its metrics from now on */
     int terms, kills, starts, checkpoints_asked;
 };
 

@@ -318,6 +318,35 @@ static void what_cannot_be(void **state)
     world_free(w);
 }
 
+/* The event comes once, whether or not the agent heard that it came, and a rank cannot write any number of them. */
+static void what_a_rank_warns_of_is_an_event(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "gpu01", 2);
+    join_world(w, a);
+    int64_t id;
+    struct fake_attempt *x = run_job(w, a, &id);
+    say_metrics(w, a, x, 0, 20, 3.0);
+    pump(w);
+    assert_int_equal(count_events(w, id, "warning"), 0);
+    x->warning = "the training data is another";
+    say_metrics(w, a, x, 1, 20, 3.0); /* not rank 0 */
+    say_metrics(w, a, x, 0, 20, 3.0);
+    x->metrics_seq[0]--;
+    say_metrics(w, a, x, 0, 20, 3.0);
+    pump(w);
+    assert_int_equal(count_events(w, id, "warning"), 1);
+    assert_string_equal(event_of(w, id, "warning")->text, "the training data is another");
+    assert_string_equal(event_of(w, id, "warning")->actor, "rank 0");
+    assert_string_equal(event_of(w, id, "warning")->node, "gpu01");
+    for (int i = 0; i < 100; i++)
+        say_metrics(w, a, x, 0, 21 + i, 3.0);
+    pump(w);
+    assert_int_equal(count_events(w, id, "warning"), 16);
+    world_free(w);
+}
+
 /* A job that failed goes on as a new one; what it starts from stays as long as that needs it. */
 static void ended_job_as_a_new_one(void **state)
 {
@@ -492,6 +521,7 @@ int main(void)
         cmocka_unit_test(held_and_queued_ones),
         cmocka_unit_test(ended_meanwhile),
         cmocka_unit_test(what_cannot_be),
+        cmocka_unit_test(what_a_rank_warns_of_is_an_event),
         cmocka_unit_test(ended_job_as_a_new_one),
         cmocka_unit_test(init_from_is_protected),
         cmocka_unit_test(init_from_is_checked),

@@ -49,7 +49,7 @@ static int open_checkpoint(struct orders *o, const struct plan *p, struct engine
     o->start.run_dir = o->run;
     o->start.checkpoint_dir = o->to;
     int rc = fs_make_dirs(o->run, 0755, err);
-    return rc ? rc : checkpoint_open(&o->start, p, e, rank, NULL, c, err);
+    return rc ? rc : checkpoint_open(&o->start, p, e, rank, NULL, NULL, c, err);
 }
 
 /* Three steps, with or without a checkpoint behind each. */

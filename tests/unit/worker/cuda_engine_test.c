@@ -261,7 +261,7 @@ static void shard_of(const char *name, int more, const struct buffer *choices, s
     start.checkpoint_dir = to;
     assert_int_equal(fs_make_dirs(run, 0755, &err), 0);
     alone_open(&a, 2, 0, true, choices);
-    assert_int_equal(checkpoint_open(&start, &a.p, a.e, 0, NULL, &c, &err), 0);
+    assert_int_equal(checkpoint_open(&start, &a.p, a.e, 0, NULL, NULL, &c, &err), 0);
     alone_step(&a, 1);
     alone_step(&a, 2);
     struct run_position at = {.step = 2, .samples = 2 * a.p.global_batch, .adam_t = tiny_adam_t(a.e)};

@@ -377,7 +377,7 @@ static void saving_open(struct saving *s, struct alone *a, const char *name)
     s->start.run_dir = s->run;
     s->start.checkpoint_dir = s->to;
     assert_int_equal(fs_make_dirs(s->run, 0755, &err), 0);
-    if (checkpoint_open(&s->start, &a->p, a->e, 0, NULL, &s->c, &err))
+    if (checkpoint_open(&s->start, &a->p, a->e, 0, NULL, NULL, &s->c, &err))
         fail_msg("%s", err.message);
 }
 

@@ -126,7 +126,7 @@ static int save(const struct leg *l, const struct plan *p, struct engine *e, int
     start.checkpoint_dir = (char *)l->to;
     int rc = fs_make_dirs(run, 0755, err);
     if (!rc)
-        rc = checkpoint_open(&start, p, e, rank, NULL, &c, err);
+        rc = checkpoint_open(&start, p, e, rank, NULL, NULL, &c, err);
     if (rc)
         return rc;
     int64_t step = l->first + l->steps;
