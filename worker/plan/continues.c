@@ -42,6 +42,13 @@ static bool text_of(const ProtobufCMessage *m, const ProtobufCFieldDescriptor *f
     return true;
 }
 
+/* Of two doubles: those that round to one float, as programs write them that keep such constants in fp32. */
+static bool same_number(const ProtobufCMessage *a, const ProtobufCMessage *b, const ProtobufCFieldDescriptor *f)
+{
+    return f->type == PROTOBUF_C_TYPE_DOUBLE &&
+           (float)*(const double *)reflect_get(a, f, 0) == (float)*(const double *)reflect_get(b, f, 0);
+}
+
 /* False: they differ. What the checkpoint says nothing of, as one that is older than the field, is no difference. */
 static bool compare(struct faults *f, const ProtobufCMessage *was, const ProtobufCMessage *now,
                     const ProtobufCFieldDescriptor *field, const char *group)
@@ -50,7 +57,7 @@ static bool compare(struct faults *f, const ProtobufCMessage *was, const Protobu
     if (!text_of(was, field, x))
         return true;
     bool given = text_of(now, field, y);
-    if (given && !strcmp(x, y))
+    if (given && (!strcmp(x, y) || same_number(was, now, field)))
         return true;
     snprintf(mend, sizeof mend, "--set %s.%s=%s", group, field->name, x);
     faults_add(f, mend, "%s.%s = %s, the checkpoint has %s", group, field->name, given ? y : "nothing", x);

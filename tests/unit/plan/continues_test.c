@@ -107,6 +107,21 @@ static void what_is_not_known_is_no_difference(void **state)
     boost__job_spec__free_unpacked(was, NULL);
 }
 
+/* config.json of a program that has it in fp32 gives 1e-5 as 9.999999747378752e-06. */
+static void constants_of_fp32_are_the_same(void **state)
+{
+    (void)state;
+    Boost__JobSpec *was = resolved(minimal_job), *now = resolved(minimal_job);
+    struct error err = {0};
+    was->model->norm_eps = 9.999999747378752e-06;
+    now->model->norm_eps = 1e-5;
+    assert_int_equal(plan_continues(was, now, false, &err), ERR_OK);
+    now->model->norm_eps = 1.0001e-5;
+    assert_int_equal(plan_continues(was, now, false, &err), ERR_INVALID);
+    boost__job_spec__free_unpacked(now, NULL);
+    boost__job_spec__free_unpacked(was, NULL);
+}
+
 static void the_position_but_for_weights_alone(void **state)
 {
     (void)state;
@@ -128,6 +143,7 @@ int main(void)
         cmocka_unit_test(every_field_of_the_model),
         cmocka_unit_test(says_both_values_and_the_mend),
         cmocka_unit_test(what_is_not_known_is_no_difference),
+        cmocka_unit_test(constants_of_fp32_are_the_same),
         cmocka_unit_test(the_position_but_for_weights_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
