@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/base/number.h"
 #include "worker/hf.h"
 #include "worker/safetensors.h"
 #include "worker/shard_index.h"
@@ -105,13 +106,21 @@ static int read_position(const struct safetensors_file *f, const struct plan *pl
     return ERR_OK;
 }
 
+/* As plan_continues() compares them: numbers that round to one float are the same. */
+static bool same_constant(const char *a, const char *b)
+{
+    char *after_a, *after_b;
+    double x = number_to_double(a, &after_a), y = number_to_double(b, &after_b);
+    return !strcmp(a, b) || (after_a > a && !*after_a && after_b > b && !*after_b && (float)x == (float)y);
+}
+
 /* The same function, not only the same shapes. Checkpoints that are older than these keys do not have them. */
 static int check_constants(const struct safetensors_file *f, const struct plan *plan, struct error *err)
 {
     struct shard_constant ours[SHARD_CONSTANTS];
     for (int i = 0, n = shard_constants(plan, ours); i < n; i++) {
         const char *text = safetensors_meta(f, ours[i].key);
-        if (!text || !strcmp(text, ours[i].value))
+        if (!text || same_constant(text, ours[i].value))
             continue;
         error_set(err, ERR_INVALID, "%s = %s, checkpoint %s has %s", ours[i].key, ours[i].value, f->path, text);
         return error_hint(err, "--set %s=%s", ours[i].key, text);

@@ -148,6 +148,8 @@ def test_another_function_of_the_same_shapes_is_refused(c):
     # Where it is meant: the weights' own description is changed.
     config = json.loads((exported / "config.json").read_text())
     config["rope_theta"] = config["rope_parameters"]["rope_theta"] = 500
+    assert config["rms_norm_eps"] == 1e-6
+    config["rms_norm_eps"] = 9.999999974752427e-07  # as a program writes it that keeps it in fp32
     (exported / "config.json").write_text(json.dumps(config))
     longer = c.submit(job_of(c, steps=2, name="longer", tp=1), "--set", f"checkpoint.init_from.path={exported}", "--set",
                       "checkpoint.init_from.weights_only=true", "--set", "model.rope_theta=500")
