@@ -15,6 +15,11 @@ int64_t now_mono(struct core *c)
     return c->ops.mono_ns(c->ops.arg);
 }
 
+int64_t now_boot(struct core *c)
+{
+    return c->ops.boot_ns ? c->ops.boot_ns(c->ops.arg) : now_mono(c);
+}
+
 int64_t now_wall(struct core *c)
 {
     return c->ops.wall_ns(c->ops.arg);

@@ -33,6 +33,10 @@ struct core_ops {
     void *arg;
     int64_t (*mono_ns)(void *arg);
     int64_t (*wall_ns)(void *arg);
+    /* Since the boot that boot_id names: nobody sets it, and it goes on while this process does not run. NULL: mono_ns
+     * is that. With an id what passed between two controllers is told by it, else by the wall clock. */
+    int64_t (*boot_ns)(void *arg);
+    const char *boot_id; /* NULL or "": not known */
     uint64_t (*random)(void *arg);
     /* Queues a message to an agent; false when it is not connected (the core sends again after it registers). */
     bool (*send)(void *arg, const char *node, const Boost__ControllerMessage *message);

@@ -1,8 +1,10 @@
 /* Where a job's time goes: queue, restart, replay, productive, detection; and the
  * run time that its limit counts. One stretch is open at a time, by the monotonic
- * clock; the totals so far go into the row whenever it is written, with the wall
- * clock's time. What passes while the controller is down counts for the state that
- * the next one finds: ranks train on meanwhile, and who waits goes on waiting. */
+ * clock; the totals so far go into the row whenever it is written, with the time of
+ * the clock since boot. What passes while the controller is down counts for the state
+ * that the next one finds: ranks train on meanwhile, and who waits goes on waiting.
+ * The wall clock, which anybody may set, is asked only how long ago a row of another
+ * boot was written. */
 #include "daemon/core_internal.h"
 
 static double *account_field(struct job *job, int kind)
@@ -57,12 +59,21 @@ void account_state(struct core *c, struct job *job)
     job->account_since = now_mono(c);
 }
 
+int64_t account_away(struct core *c, const struct job *job)
+{
+    if (!job->accounted_ns)
+        return 0;
+    if (job->accounted_boot_ns && now_boot(c) >= job->accounted_boot_ns)
+        return now_boot(c) - job->accounted_boot_ns;
+    int64_t away = now_wall(c) - job->accounted_ns;
+    return away > 0 ? away : 0; /* a clock that was set back says nothing */
+}
+
 void account_adopted(struct core *c, struct job *job)
 {
     double *field = account_field(job, (int)kind_of(job));
-    int64_t away = job->accounted_ns ? now_wall(c) - job->accounted_ns : 0;
-    if (field && away > 0) /* a clock that was set back says nothing */
-        *field += (double)away / (double)NS_PER_S;
+    if (field)
+        *field += (double)account_away(c, job) / (double)NS_PER_S;
     job->accounted_ns = 0;
     account_state(c, job);
 }
@@ -76,17 +87,23 @@ void account_stall(struct job *job, double seconds)
     job->stall_s += seconds;
 }
 
-/* Wall time of the attempts by what they held; of the newest it goes on. */
+int64_t attempt_lasted(struct core *c, const struct attempt *a)
+{
+    int64_t lasted = a->end_ns ? a->end_ns - a->start_ns : a->start_boot ? now_boot(c) - a->start_boot : 0;
+    return lasted > 0 ? lasted : 0;
+}
+
+double attempt_devices(const struct attempt *a)
+{
+    return a->world + (double)a->n_spares * (a->n_parts ? a->world / a->n_parts : 0);
+}
+
+/* Of the newest attempt it goes on. */
 static double device_seconds(struct core *c, const struct job *job)
 {
     double sum = 0;
-    for (int i = 0; i < job->n_attempts; i++) {
-        const struct attempt *a = job->attempts[i];
-        int64_t end = a->end_ns ? a->end_ns : now_wall(c);
-        double devices = a->world + (double)a->n_spares * (a->n_parts ? a->world / a->n_parts : 0);
-        if (end > a->start_ns)
-            sum += devices * ((double)(end - a->start_ns) / (double)NS_PER_S);
-    }
+    for (int i = 0; i < job->n_attempts; i++)
+        sum += attempt_devices(job->attempts[i]) * (double)attempt_lasted(c, job->attempts[i]) / (double)NS_PER_S;
     return sum;
 }
 

@@ -25,6 +25,11 @@ static void bad_row(struct loader *l, const char *fmt, ...)
     core_log_line(l->c, CORE_LOG_ERROR, "state.db: %s: left out", text);
 }
 
+static bool is_this_boot(const struct core *c, const char *id)
+{
+    return id && *id && c->ops.boot_id && strcmp(id, c->ops.boot_id) == 0;
+}
+
 static void load_job(void *arg, const struct store_job *row)
 {
     struct loader *l = arg;
@@ -68,6 +73,9 @@ static void load_job(void *arg, const struct store_job *row)
     job->eval_loss = row->eval_loss;
     job->stall_s = row->stall_s;
     job->accounted_ns = row->accounted_ns;
+    job->accounted_boot_ns = is_this_boot(l->c, row->accounted_boot) ? row->accounted_boot_ns : 0;
+    job->attempt_s = row->attempt_s;
+    job->accounted_attempt = row->attempt;
     job->next_step = row->next_step;
     job->array_job = row->array_job;
     job->array_index = row->array_index;
@@ -239,14 +247,25 @@ static void adopt_attempt(struct core *c, struct job *job, struct attempt *a)
     elastic_wanted(c, job);
 }
 
+/* How long ago the attempt began: what its job's row says, and what passed since. */
+static void adopt_start(struct core *c, const struct job *job, struct attempt *a)
+{
+    int64_t ago = now_mono(c) - mono_of(c, a->start_ns);
+    if (job->attempt_s >= 0 && job->accounted_ns && job->accounted_attempt == a->number)
+        ago = (int64_t)(job->attempt_s * (double)NS_PER_S) + account_away(c, job);
+    a->start_mono = now_mono(c) - ago;
+    a->start_boot = now_boot(c) - ago;
+    int64_t took = a->running_ns - a->start_ns;
+    if (a->running_ns)
+        a->running_mono = a->start_mono + (took < 0 ? 0 : took < ago ? took : ago);
+}
+
 static void adopt(struct core *c, struct job *job)
 {
     struct attempt *newest = job_attempt(job, job->n_attempts);
     struct attempt *a = job_live_attempt(job);
     if (newest)
-        newest->start_mono = mono_of(c, newest->start_ns);
-    if (newest && newest->running_ns)
-        newest->running_mono = mono_of(c, newest->running_ns);
+        adopt_start(c, job, newest);
     if (a)
         adopt_attempt(c, job, a);
     if (a && !a->n_parts) /* its row is damaged: whatever still runs of it is fenced when its agent registers */

@@ -233,6 +233,13 @@ static bool pack(const Boost__JobSpec *spec, struct packed *out)
     return out->bytes != NULL;
 }
 
+/* Of the newest attempt, over or not. */
+static double since_start_s(struct core *c, const struct job *job)
+{
+    const struct attempt *newest = job_attempt(job, job->n_attempts);
+    return newest ? (double)(now_boot(c) - newest->start_boot) / (double)NS_PER_S : -1;
+}
+
 /* False: it is not written. */
 static bool put_job_row(struct core *c, const struct job *job)
 {
@@ -275,6 +282,9 @@ static bool put_job_row(struct core *c, const struct job *job)
                                                      .queue_s = g.queue_s,
                                                      .stall_s = g.stall_s,
                                                      .accounted_ns = now_wall(c),
+                                                     .accounted_boot_ns = now_boot(c),
+                                                     .accounted_boot = c->ops.boot_id ? c->ops.boot_id : "",
+                                                     .attempt_s = since_start_s(c, job),
                                                      .loss = job->loss,
                                                      .eval_loss = job->eval_loss,
                                                      .next_spec = next_spec.bytes,

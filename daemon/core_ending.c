@@ -268,7 +268,7 @@ void attempt_close(struct core *c, struct job *job)
     struct attempt *a = job_live_attempt(job);
     if (!a)
         return;
-    a->end_ns = now_wall(c);
+    a->end_ns = a->start_ns + attempt_lasted(c, a); /* not the wall clock, which may have been set since the start */
     pace_free(a);
     kv_drop(c->kv, job->id, a->number, "the attempt has ended");
     checkpoints_abandon_open(c, job, a, "its attempt ended");

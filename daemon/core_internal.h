@@ -243,6 +243,7 @@ struct core {
 /* ---- core.c ---------------------------------------------------------------------- */
 
 int64_t now_mono(struct core *c);
+int64_t now_boot(struct core *c);
 int64_t now_wall(struct core *c);
 void core_log_line(struct core *c, enum core_log_level level, const char *fmt, ...) PRINTF_LIKE(3, 4);
 void due_at(struct core *c, int64_t mono_ns); /* core_run has something to do then */
@@ -354,6 +355,12 @@ enum core_account { ACCOUNT_NONE, ACCOUNT_QUEUE, ACCOUNT_RESTART, ACCOUNT_REPLAY
 void account_state(struct core *c, struct job *job);                        /* as state and step say, from now on */
 /* Loaded: what passed since its row was written counts for the state that it is in. */
 void account_adopted(struct core *c, struct job *job);
+/* ns since the row was written that an earlier controller left. */
+int64_t account_away(struct core *c, const struct job *job);
+/* ns that the attempt lasted, or has until now, whatever was done to the wall clock. */
+int64_t attempt_lasted(struct core *c, const struct attempt *a);
+/* Devices that it held, spares too. */
+double attempt_devices(const struct attempt *a);
 void account_stall(struct job *job, double seconds); /* of the open stretch, the ranks waited for their checkpoint */
 void account_detection(struct core *c, struct job *job, int64_t silent_ns); /* the last stretch was detection */
 void account_totals(struct core *c, const struct job *job, Boost__Goodput *out); /* with the open stretch */
@@ -468,7 +475,7 @@ struct node *task_node(struct core *c, const struct job *job, uint32_t uid, enum
 
 struct share *share_of(struct core *c, uint32_t uid); /* made when new; NULL: out of memory */
 void shares_free(struct core *c);
-/* What a closed attempt has used, and an open one until now, by the wall clock: for the boot. */
+/* What a closed attempt has used, and an open one until now: for the boot. */
 void share_add_past(struct core *c, struct job *job);
 /* Decays all to now, with the devices of the last picture as held until then. */
 void shares_advance(struct core *c);

@@ -201,6 +201,7 @@ void start_commit(struct core *c, struct job *job)
     a->replay_until = job->step;
     a->start_ns = now_wall(c);
     a->start_mono = a->progress_mono = now_mono(c);
+    a->start_boot = now_boot(c);
     a->rendezvous_due = a->start_mono + c->rendezvous_ns;
     due_at(c, c->parked ? 0 : a->rendezvous_due);
     take_nodes(c, job, a, s);
@@ -341,6 +342,8 @@ static void skip_numbers(struct core *c, struct job *job)
         if (!a)
             return; /* start_commit() will not get one either */
         a->start_ns = a->end_ns = now_wall(c);
+        a->start_mono = now_mono(c);
+        a->start_boot = now_boot(c);
         a->from_step = a->to_step = job->checkpoint_step > 0 ? job->checkpoint_step : 0;
         a->fenced = true;
         a->reason = REASON(NodeLost);

@@ -1,6 +1,6 @@
 /* Users as the scheduler sees them: what each has used of late. Device-seconds that are t old count 2^(-t / half life).
  * While the controller runs they are summed up by the monotonic clock from the devices held; at its start they come
- * from the attempts' own times. */
+ * from how long the attempts lasted. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -68,9 +68,8 @@ void share_add_past(struct core *c, struct job *job)
     int64_t now = now_wall(c);
     for (int i = 0; c->half_life_ns && i < job->n_attempts; i++) {
         const struct attempt *a = job->attempts[i];
-        int64_t end = a->end_ns && a->end_ns < now ? a->end_ns : now;
-        if (a->start_ns < end)
-            job->share->used += a->world * decayed_s(c, now - a->start_ns, now - end);
+        int64_t ago = a->end_ns && a->end_ns < now ? now - a->end_ns : 0; /* none ended in the future */
+        job->share->used += attempt_devices(a) * decayed_s(c, ago + attempt_lasted(c, a), ago);
     }
 }
 
@@ -94,22 +93,23 @@ double share_key(const struct core *c, const struct share *s)
 /* ---- usage --------------------------------------------------------------------------------- */
 
 /* Seconds of the attempt behind `since`. */
-static double seconds_since(const struct attempt *a, int64_t since, int64_t now)
+static double seconds_since(struct core *c, const struct attempt *a, int64_t since, int64_t now)
 {
-    int64_t from = a->start_ns > since ? a->start_ns : since, to = a->end_ns ? a->end_ns : now;
+    int64_t to = a->end_ns && a->end_ns < now ? a->end_ns : now, from = to - attempt_lasted(c, a);
+    from = from > since ? from : since;
     return to > from ? (double)(to - from) / (double)NS_PER_S : 0;
 }
 
-static void add_job(Boost__UsageRow *row, const struct job *job, int64_t since, int64_t now)
+static void add_job(struct core *c, Boost__UsageRow *row, const struct job *job, int64_t since, int64_t now)
 {
     double sum = 0;
     for (int i = 0; i < job->n_attempts; i++)
-        sum += job->attempts[i]->world * seconds_since(job->attempts[i], since, now);
+        sum += attempt_devices(job->attempts[i]) * seconds_since(c, job->attempts[i], since, now);
     row->jobs += sum > 0;
     row->device_seconds += sum;
     row->gpu_seconds += spec_pool(job->resolved) == SCHED_GPU ? sum : 0;
     const struct attempt *live = job_live_attempt(job);
-    row->devices += live ? live->world : 0;
+    row->devices += live ? (int)attempt_devices(live) : 0;
     row->running += live != NULL;
 }
 
@@ -154,7 +154,7 @@ Boost__UsageReply *core_usage(struct core *c, const char *user, int64_t since_wa
         const struct job *job = c->jobs[i];
         Boost__UsageRow *row = &rows[place_of(c, job->uid)];
         row->user = job->user; /* as it was called last */
-        add_job(row, job, since_wall_ns, now);
+        add_job(c, row, job, since_wall_ns, now);
     }
     for (size_t i = 0; i < n; i++)
         if (is_meant(&rows[i], user) && (rows[i].jobs || rows[i].queued))

@@ -134,6 +134,7 @@ struct attempt {
     bool decided;       /* the cause is known, reason and text are set               */
     bool kill;          /* to be killed, not asked to stop                           */
     int64_t start_mono, running_mono;
+    int64_t start_boot; /* as start_ns, by now_boot(); of the newest attempt */
     int64_t failing_mono;   /* when the first failing rank was heard of         */
     int64_t progress_mono;  /* when a rank last got further                     */
     int64_t hang_due;       /* a rank hangs: which one is to blame is decided then, 0 = none does */
@@ -246,7 +247,11 @@ struct job {
     int64_t checkpoint_ms; /* slowest shard of the newest checkpoint */
     int account;           /* enum core_account: where time goes now */
     int64_t account_since;
-    int64_t accounted_ns; /* wall clock of the row that an earlier controller left; 0 = none */
+    /* Of the row that an earlier controller left: the wall clock, 0 = none; that since boot, 0 = of another boot; what
+     * the newest attempt had lasted by then, below 0 = not known. */
+    int64_t accounted_ns, accounted_boot_ns;
+    double attempt_s;
+    int accounted_attempt; /* which that was */
     struct core_start *starting; /* devices reserved, checkpoint being verified */
     int64_t start_retry_due;
     /* Of its files by URL, in a row; a restart of the controller counts anew. */

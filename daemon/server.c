@@ -16,6 +16,7 @@
 #include "daemon/listener_tcp.h"
 #include "daemon/log.h"
 #include "daemon/own_clock.h"
+#include "daemon/procid.h"
 #include "daemon/rpc.h"
 #include "daemon/session.h"
 #include "daemon/standby.h"
@@ -54,6 +55,12 @@ static int64_t mono_ns(void *arg)
 {
     struct server *server = arg;
     return own_clock_ns(&server->clock, clock_mono_ns());
+}
+
+static int64_t boot_ns(void *arg)
+{
+    (void)arg;
+    return clock_boot_ns();
 }
 
 static int64_t wall_ns(void *arg)
@@ -336,6 +343,8 @@ int server_create(uv_loop_t *loop, const Boost__BoostdConfig *config, struct sto
         .kept_logs = read_kept_logs,
         .mono_ns = mono_ns,
         .wall_ns = wall_ns,
+        .boot_ns = boot_ns,
+        .boot_id = procid_boot_id(),
         .random = random_bits,
         .send = send_to_agent,
         .changed = changed,

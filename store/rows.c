@@ -50,6 +50,9 @@ static const struct store_column job_columns[] = {
     INT(store_job, array_index),
     INT(store_job, array_limit),
     I64(store_job, accounted_ns),
+    I64(store_job, accounted_boot_ns),
+    TEXT(store_job, accounted_boot),
+    F64(store_job, attempt_s),
     F64(store_job, stall_s),
 };
 static const struct store_column node_columns[] = {

@@ -61,6 +61,10 @@ static const struct store_migration state_migrations[] = {
      "ALTER TABLE checkpoint ADD COLUMN mirror_url TEXT;"
      "ALTER TABLE checkpoint ADD COLUMN mirror_note TEXT;"},
     {6, "ALTER TABLE checkpoint ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0;"},
+    {7,
+     "ALTER TABLE job ADD COLUMN accounted_boot_ns INTEGER NOT NULL DEFAULT 0;"
+     "ALTER TABLE job ADD COLUMN accounted_boot TEXT;"
+     "ALTER TABLE job ADD COLUMN attempt_s REAL NOT NULL DEFAULT -1;"},
 };
 
 /* metric.row ascends in order of arrival without AUTOINCREMENT: thinning keeps the last row of what it

@@ -101,6 +101,9 @@ struct store_job {
     int64_t array_job;    /* of an array's task: the first task; 0 = of none */
     int array_index, array_limit;
     int64_t accounted_ns; /* wall clock up to which the goodput counts; 0 = not known */
+    int64_t accounted_boot_ns;  /* likewise by the clock since boot */
+    const char *accounted_boot; /* which boot; NULL or "" = not known */
+    double attempt_s;           /* from the start of the newest attempt until then; below 0 = not known */
     double stall_s;       /* goodput: ranks that waited for their checkpoints */
 };
 struct store_attempt {

@@ -11,6 +11,7 @@
 
 int64_t clock_mono_ns(void); /* CLOCK_MONOTONIC */
 int64_t clock_wall_ns(void); /* CLOCK_REALTIME, ns since 1970 */
+int64_t clock_boot_ns(void); /* CLOCK_BOOTTIME: since boot, sleep too; nobody sets it */
 /* From now to a time of clock_mono_ns(), as poll() wants it: 0 once it is over, INT_MAX at most. */
 int clock_left_ms(int64_t deadline_ns);
 

@@ -80,6 +80,7 @@ static void put_job(void *txn, const struct store_job *row)
     r->name = text(t->store, row->name);
     r->user = text(t->store, row->user);
     r->reason_text = text(t->store, row->reason_text);
+    r->accounted_boot = text(t->store, row->accounted_boot);
     r->spec = bytes(t->store, row->spec, row->spec_len);
     r->resolved = bytes(t->store, row->resolved, row->resolved_len);
     r->next_spec = row->next_spec ? bytes(t->store, row->next_spec, row->next_spec_len) : NULL;

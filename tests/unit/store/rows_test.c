@@ -30,7 +30,7 @@ static struct store_job full_job(void)
         .ended_ns = 3, .run_s = 1.25, .productive_s = 2, .detection_s = 0.1, .restart_s = 1e-300, .replay_s = 1e300,
         .queue_s = (double)INFINITY, .loss = NAN, .eval_loss = 0x1.921fb54442d18p+1,
         .next_spec = spec, .next_spec_len = sizeof spec, .next_resolved = "", .next_step = 8000, .accounted_ns = 4,
-        .stall_s = 0.5,
+        .accounted_boot_ns = 5, .accounted_boot = "b-1", .attempt_s = -1, .stall_s = 0.5,
     };
 }
 
@@ -60,6 +60,9 @@ static void check_job(const struct store_job *a, const struct store_job *b)
     same_f64(a->eval_loss, b->eval_loss);
     same_f64(a->stall_s, b->stall_s);
     assert_true(a->next_step == b->next_step && a->accounted_ns == b->accounted_ns);
+    assert_int_equal(a->accounted_boot_ns, b->accounted_boot_ns);
+    same_text(a->accounted_boot, b->accounted_boot);
+    same_f64(a->attempt_s, b->attempt_s);
     assert_int_equal(a->next_spec_len, b->next_spec_len);
     assert_true(!a->next_spec == !b->next_spec && !a->next_resolved == !b->next_resolved);
     if (a->next_spec)
