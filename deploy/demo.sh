@@ -77,9 +77,9 @@ rm "$dir/all.txt"
 echo "   $((size - held)) bytes to train on, $held held out"
 
 say "a private controller and one agent, all state in $dir"
-start_daemon boostd --state-dir "$dir/boostd"
+start_daemon boostd --state-dir "$dir/boostd" --socket "$BOOST_SOCKET"
 boostd_pid=$started
-start_daemon boost-agent --state-dir "$dir/agent" --node demo-node --cpu-slots 2
+start_daemon boost-agent --state-dir "$dir/agent" --controller-socket "$BOOST_SOCKET" --node demo-node --cpu-slots 2
 agent_pid=$started
 
 say "submit $job_file"

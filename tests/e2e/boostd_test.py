@@ -125,6 +125,30 @@ def test_options_that_are_wrong_say_what_and_how():
         assert p.returncode == 1 and "cannot create directory" in p.stderr and "--state-dir" in p.stderr, p
 
 
+def test_what_a_daemon_is_told_beats_its_environment():
+    with Cluster(agents=0) as c:
+        wanted, around = c.dir / "wanted.sock", c.dir / "around.sock"
+        env = {**c.env, "BOOST_SOCKET": str(around)}
+        (c.dir / "boostd.conf").write_text(f'socket: "{wanted}"\n')
+        for how in (["--config", c.dir / "boostd.conf"], ["--config", "/dev/null", "--set", f"socket={wanted}"]):
+            p = subprocess.Popen([BIN / "boostd", *how, "--state-dir", c.dir / "told"], env=env, text=True,
+                                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            try:
+                assert f"socket={wanted} " in p.stdout.readline(), how
+            finally:
+                p.terminate()
+                p.communicate(timeout=20)
+        assert not around.exists()
+        agent = subprocess.Popen([BIN / "boost-agent", "--config", "/dev/null", "--state-dir", c.dir / "agent", "--node",
+                                  "told", "--set", f"controller_socket={c.socket}"], env=env, stdout=subprocess.DEVNULL,
+                                 stderr=subprocess.DEVNULL)
+        try:
+            wait_until(lambda: [n for n in c.json("node", "ls")["nodes"] if n["name"] == "told"], 10, "it registers")
+        finally:
+            agent.terminate()
+            agent.wait(20)
+
+
 def test_a_regular_file_at_the_socket_path_is_left_alone():
     with Cluster(agents=0, start=False) as c:
         c.socket.write_text("precious")
