@@ -99,7 +99,7 @@ int verb_convert(struct ctl *ctl, int argc, char **argv)
     struct job_file file = {0};
     struct buffer out;
     buffer_init(&out, LIMIT_FRAME);
-    enum job_format target = json ? JOB_FORMAT_JSON : encode ? JOB_FORMAT_BINARY : JOB_FORMAT_TEXT;
+    enum job_format target = encode ? JOB_FORMAT_BINARY : json ? JOB_FORMAT_JSON : JOB_FORMAT_TEXT;
     int rc = ctl_load_job(&file, argv[first], format, allow_unknown, &set, &err);
     if (!rc && to)
         rc = job_format_by_name(to, &target, &err);

@@ -126,7 +126,7 @@ bool attempt_is_ours(const struct agent_attempt *a);
 const char *attempt_text(const struct agent_attempt *a, char out[48]);
 
 /* ERR_BUSY: an attempt that another node's name began runs in state_dir/attempts. The controller knows it by that name
- * only: under this one it would be nobody's, and be killed. Looks only. */
+ * only: under this one it would be nobody's, and be killed. Changes nothing. */
 MUST_USE int attempts_check_names(const struct agent *agent, struct error *err);
 /* Reads state_dir/attempts: adopts, and moves what cannot be read to lost+found. */
 MUST_USE int attempts_load(struct agent *agent, struct error *err);

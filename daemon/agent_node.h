@@ -58,7 +58,7 @@ struct agent {
 struct agent_setup {
     const Boost__AgentConfig *config; /* the caller's, outlives the agent */
     const char *keeper_path, *worker_path;
-    const char *controller_socket; /* of the command line; NULL: environment, configuration, default */
+    const char *controller_socket; /* of the command line; NULL: configuration, environment, default */
 };
 
 /* Takes the state directory (ERR_BUSY: another agent has it, or attempts of another node's name run in it), adopts

@@ -275,7 +275,8 @@ static void adopt(struct core *c, struct job *job)
         int64_t delay = c->backoff_min_ns;
         for (int i = 1; i < job->backoff_count && delay < c->backoff_max_ns; i++)
             delay *= 2;
-        job->backoff_from = mono_of(c, newest->end_ns);
+        int64_t ago = now_boot(c) - newest->start_boot - attempt_lasted(c, newest);
+        job->backoff_from = now_mono(c) - (ago > 0 ? ago : 0);
         job->backoff_due = job->backoff_from + (delay < c->backoff_max_ns ? delay : c->backoff_max_ns);
     }
     if (job->state == STATE(STOPPING) && !a)

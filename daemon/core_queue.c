@@ -270,7 +270,7 @@ static int try_job(struct core *c, struct picture *p, struct job *job)
         start_later(c, job, out_of_memory);
     } else if (whole == SCHED_WAIT && sched_head(p->sched, r.pool, &when) < 0) {
         sched_reserve(p->sched, &r);
-        if (c->preempt)
+        if (c->preempt && !job->fetch_tries) /* nobody goes for a job whose files could not be had */
             preempt_for(c, p, &r, job);
     }
     free(nodes);

@@ -117,7 +117,7 @@ static int check_origin(const struct job *job, const Boost__JobSpec *spec, struc
 static int check_changes(const struct job *job, const Boost__JobSpec *spec, const Boost__JobSpec *resolved,
                          const struct checkpoint *from, struct error *err)
 {
-    bool writes = job_live_attempt(job) != NULL; /* one more when it stops, and goes on from that */
+    bool writes = job->state == STATE(RUNNING); /* one more when it stops, and goes on from that */
     if (!spec->name || strcmp(spec->name, job->name) != 0) {
         error_set(err, ERR_INVALID, "a restart does not rename job %" PRId64 " (%s)", job->id, job->name);
         return error_hint(err, "leave name as it is");
@@ -210,7 +210,7 @@ static void preflighted(struct core *c, struct task *t, int rc, const struct err
 {
     struct restart *x = t->arg;
     struct job *job = core_job(c, x->job);
-    struct checkpoint *from;
+    struct checkpoint *from = job ? checkpoints_newest(job, NULL) : NULL;
     struct error why;
     (void)reply;
     t->arg = NULL;
@@ -223,7 +223,8 @@ static void preflighted(struct core *c, struct task *t, int rc, const struct err
         error_set(&why, ERR_REFUSED, "job %" PRId64 " has ended meanwhile", x->job);
         error_hint(&why, "restart it again: it goes on as a new job");
         refuse(x, &why);
-    } else if (check_state(job, &why) || (x->from_step >= 0 && checkpoint_choose(job, x->from_step, &from, &why))) {
+    } else if (check_state(job, &why) || (x->from_step >= 0 && checkpoint_choose(job, x->from_step, &from, &why)) ||
+               (x->spec && check_changes(job, x->spec, x->resolved, from, &why))) {
         refuse(x, &why);
     } else {
         begin(c, job, x);

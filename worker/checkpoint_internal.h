@@ -8,7 +8,7 @@
 enum {
     SHARD_KINDS = 3,
     SHARD_NAME_BYTES = PLAN_NAME_MAX + 2,
-    SHARD_VALUE_BYTES = 128, /* of a metadata value, but for the choices */
+    SHARD_VALUE_BYTES = 128, /* of a metadata value, but for the choices and the data */
     SHARD_CONSTANTS = 4,
 };
 extern const enum state_kind shard_kinds[SHARD_KINDS];

@@ -2,6 +2,7 @@
  *
  * "<seq_len> <period> <files>;" and of each file "<tokens>,<windows>,<share>,<sum>;". The sum, "-" where it was not
  * taken, is of a few windows: mostly enough to tell another file of the same size, and soon read. */
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,8 +54,9 @@ struct identity_file {
 static bool take(const char **text, char end, int64_t *out)
 {
     char *stop;
+    errno = 0;
     *out = strtoll(*text, &stop, 10);
-    bool good = stop > *text && *stop == end && *out > 0;
+    bool good = !errno && stop > *text && *stop == end && *out > 0;
     *text = good ? stop + 1 : *text;
     return good;
 }

@@ -434,7 +434,7 @@ class Table:
     def part_alone(self):
         took = 20
         for cell in self.cells(MAIN_WAYS, [t for t in self.asked_tp if t > 1]):
-            if self.args.skip_done and self.lines.value(cell.named("alone")):
+            if self.args.skip_done and self.lines.same_build(cell.named("alone")):
                 continue
             self.need(took)
             begin = time.monotonic()
@@ -453,8 +453,8 @@ class Table:
             if room is not None and need > room:
                 raise Unfit(f"does not fit: {need:.1f} GiB a rank of {room:.1f}")
             found = self.alone(cell, "step")
-        except (Unfit, RuntimeError) as e:
-            self.lines.put(name, None, "ms", note=str(e), **about)
+        except (Unfit, RuntimeError, subprocess.TimeoutExpired) as e:
+            self.lines.put(name, None, "ms", note=str(e)[:300], **about)
             return self.lines.rows[name]
         plan = self.plan(cell)
         model = pm.estimate(plan, cell)

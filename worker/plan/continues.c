@@ -95,12 +95,14 @@ static bool is_fp64(const Boost__JobSpec *s)
     return s->run && s->run->precision == BOOST__PRECISION__VALUE__FP64;
 }
 
-/* A LAX model cannot be exported. */
+/* What has another form behind an export cannot go that way: SVD's pairs are multiplied, LAX has none. */
 static void hint_meant(struct error *err, const Boost__JobSpec *was)
 {
     static const char way[] = "; or, where it is meant: boostctl ckpt export, change config.json, start from that";
     size_t used = err ? strlen(err->hint) : 0;
-    if (err && was->model->factorization != BOOST__FACTORIZATION__VALUE__LAX && used + sizeof way <= sizeof err->hint)
+    int32_t kind = was->model->factorization;
+    bool exported_whole = kind == BOOST__FACTORIZATION__VALUE__FULL_RANK || kind == BOOST__FACTORIZATION__VALUE__COLA;
+    if (err && exported_whole && used + sizeof way <= sizeof err->hint)
         memcpy(err->hint + used, way, sizeof way);
 }
 

@@ -318,6 +318,49 @@ static void what_cannot_be(void **state)
     world_free(w);
 }
 
+/* While the files of a job that has not trained are looked at, it trains. */
+static void what_can_no_longer_be(void **state)
+{
+    (void)state;
+    struct world *w = world_new();
+    struct fake_agent *a = agent_add(w, "gpu01", 2);
+    struct arena mem;
+    arena_init(&mem, 1 << 20);
+    join_world(w, a);
+    Boost__JobSpec *spec = spec_new(&mem);
+    int64_t id = submit_spec(w, spec, false);
+    pump(w);
+    assert_state(w, id, STARTING);
+    spec->model->has_rope_theta = 1;
+    spec->model->rope_theta = 500;
+    struct answer r = {.rc = -1};
+    a->answers = false;
+    core_restart(w->core, id, spec, -1, &user_ann, on_restart, &r);
+    pump(w);
+    Boost__TaskReply seen = BOOST__TASK_REPLY__INIT;
+    Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
+    seen.has_id = 1;
+    seen.id = a->last_task;
+    m.body_case = BOOST__AGENT_MESSAGE__BODY_TASK;
+    m.task = &seen;
+    a->answers = true;
+    checkpoint_at(w, a, newest(w, a, id), 20);
+    assert_int_equal(r.n, 0);
+    say(w, a->name, &m);
+    pump(w);
+    assert_int_equal(r.rc, ERR_INVALID);
+    assert_says(r.text, "model.rope_theta = 500, the checkpoint has 10000");
+    assert_state(w, id, RUNNING);
+    /* One that starts writes nothing: it begins anew with another model. */
+    id = submit_spec(w, spec_new(&mem), false);
+    control(w, CANCEL, 1, true);
+    advance(w, 1000);
+    assert_state(w, id, STARTING);
+    assert_int_equal(restart(w, id, spec, -1).rc, ERR_OK);
+    arena_free(&mem);
+    world_free(w);
+}
+
 /* The event comes once, whether or not the agent heard that it came, and a rank cannot write any number of them. */
 static void what_a_rank_warns_of_is_an_event(void **state)
 {
@@ -521,6 +564,7 @@ int main(void)
         cmocka_unit_test(held_and_queued_ones),
         cmocka_unit_test(ended_meanwhile),
         cmocka_unit_test(what_cannot_be),
+        cmocka_unit_test(what_can_no_longer_be),
         cmocka_unit_test(what_a_rank_warns_of_is_an_event),
         cmocka_unit_test(ended_job_as_a_new_one),
         cmocka_unit_test(init_from_is_protected),

@@ -150,7 +150,7 @@ static void another_text_tells_nothing(void **state)
     make_set(&s, 1);
     static const char *const texts[] = {"", "x", "10", "10 3", "10 3 x;", "-1 1 1;", "10 1 1;", "10 1 1;5", "10 1 1;5,4,1,",
                                         "10 1 1;5,4,1,;", "9999999999999999999999 1 1;x"};
-    for (size_t i = 0; i < sizeof texts / sizeof *texts - 1; i++)
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         if (changes(&s, texts[i], said))
             fail_msg("'%s': %s", texts[i], said);
 }
