@@ -38,7 +38,6 @@ struct metrics_view {
     long long board_attempt; /* of the event written last */
     struct error board_error;
     bool board_failed;
-    bool ended;            /* no row will follow */
     bool any;              /* a row with a value has come */
     bool found[MAX_NAMES]; /* a value of this name has come; without --name found[0] is of the one to plot */
 };
@@ -190,32 +189,28 @@ static int read_rows(struct metrics_view *v)
         arena_free(&arena);
         if (v->board_failed)
             return ctl_fail(&v->board_error);
-        v->ended = ended;
         if (!n && (!v->follow || ended))
             return EXIT_OK;
     }
 }
 
-/* An answer without rows, or without one of the names, would say nothing. EXIT_NOT_FOUND: none of the names is there,
- * and none will be. */
-static int say_missing(const struct metrics_view *v)
+/* An answer without rows, or without one of the names, would say nothing. It is no failure: a job that ended before its
+ * first step has none. */
+static void say_missing(const struct metrics_view *v)
 {
-    bool quiet = v->ctl->quiet;
-    size_t n = v->plot && v->n_names ? 1 : v->n_names, missing = 0;
-    if (!v->any && !v->n_names && !quiet)
+    bool said = false;
+    if (!v->any && !v->n_names)
         fprintf(stderr, "boostctl: rank %lld of job %s has reported no metrics\n", v->rank, v->job);
-    else if (!v->n_names && v->plot && !v->found[0] && !quiet)
+    else if (!v->n_names && v->plot && !v->found[0])
         fprintf(stderr, "boostctl: rank %lld of job %s has reported no %s\n", v->rank, v->job, plotted(v));
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < (v->plot && v->n_names ? 1 : v->n_names); i++) {
         if (v->found[i])
             continue;
-        if (!quiet)
-            fprintf(stderr, "boostctl: rank %lld of job %s has reported no %s\n", v->rank, v->job, v->names[i]);
-        missing++;
+        fprintf(stderr, "boostctl: rank %lld of job %s has reported no %s\n", v->rank, v->job, v->names[i]);
+        said = true;
     }
-    if (missing && !quiet)
+    if (said)
         fprintf(stderr, "  hint: boostctl metrics %s --rank %lld shows all that it has\n", v->job, v->rank);
-    return n && missing == n && v->ended ? EXIT_NOT_FOUND : EXIT_OK;
 }
 
 static void print_plot(struct metrics_view *v)
@@ -323,7 +318,8 @@ int verb_metrics(struct ctl *ctl, int argc, char **argv)
     tbevents_close(&v.board);
     if (!code && v.plot && v.found[0])
         print_plot(&v);
-    int missing = code ? EXIT_OK : say_missing(&v);
+    if (!code && !ctl->quiet)
+        say_missing(&v);
     if (v.list && !code) {
         json_t *document = json_document("boost.metrics/1");
         json_put(document, "metrics", json_incref(v.list));
@@ -333,5 +329,5 @@ int verb_metrics(struct ctl *ctl, int argc, char **argv)
     free(v.points);
     free(v.marks);
     free(copy);
-    return code ? code : missing;
+    return code;
 }

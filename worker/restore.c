@@ -106,12 +106,12 @@ static int read_position(const struct safetensors_file *f, const struct plan *pl
     return ERR_OK;
 }
 
-/* As plan_continues() compares them: numbers that round to one float are the same. */
+/* As plan_continues() compares them. */
 static bool same_constant(const char *a, const char *b)
 {
     char *after_a, *after_b;
     double x = number_to_double(a, &after_a), y = number_to_double(b, &after_b);
-    return !strcmp(a, b) || (after_a > a && !*after_a && after_b > b && !*after_b && (float)x == (float)y);
+    return !strcmp(a, b) || (after_a > a && !*after_a && after_b > b && !*after_b && number_same_float(x, y));
 }
 
 /* The same function, not only the same shapes. Checkpoints that are older than these keys do not have them. */

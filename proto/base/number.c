@@ -23,6 +23,11 @@ double number_to_double(const char *text, char **end)
     return c_locale ? strtod_l(text, end, c_locale) : strtod(text, end);
 }
 
+bool number_same_float(double a, double b)
+{
+    return (float)a == (float)b;
+}
+
 /* Digits grow until the text reads back to v, seen through a float when narrow. */
 static char *shortest(double v, int narrow, char out[NUMBER_TEXT])
 {

@@ -42,11 +42,10 @@ static bool text_of(const ProtobufCMessage *m, const ProtobufCFieldDescriptor *f
     return true;
 }
 
-/* Of two doubles: those that round to one float, as programs write them that keep such constants in fp32. */
 static bool same_number(const ProtobufCMessage *a, const ProtobufCMessage *b, const ProtobufCFieldDescriptor *f)
 {
     return f->type == PROTOBUF_C_TYPE_DOUBLE &&
-           (float)*(const double *)reflect_get(a, f, 0) == (float)*(const double *)reflect_get(b, f, 0);
+           number_same_float(*(const double *)reflect_get(a, f, 0), *(const double *)reflect_get(b, f, 0));
 }
 
 /* False: they differ. What the checkpoint says nothing of, as one that is older than the field, is no difference. */
