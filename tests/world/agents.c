@@ -337,6 +337,18 @@ static void on_stop(struct world *w, struct fake_agent *a, const Boost__StopAtte
     say_node_end(w, a, x);
 }
 
+void say_task(struct world *w, const char *node, uint64_t task, Boost__Failure *failure)
+{
+    Boost__TaskReply r = BOOST__TASK_REPLY__INIT;
+    Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
+    r.has_id = 1;
+    r.id = task;
+    r.failure = failure;
+    m.body_case = BOOST__AGENT_MESSAGE__BODY_TASK;
+    m.task = &r;
+    say(w, node, &m);
+}
+
 static void on_task(struct world *w, struct fake_agent *a, const Boost__Task *t)
 {
     Boost__TaskReply r = BOOST__TASK_REPLY__INIT;

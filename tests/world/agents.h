@@ -79,6 +79,8 @@ struct fake_agent {
 struct fake_agent *agent_of(struct world *w, const char *name);
 struct fake_attempt *fake_find(struct fake_agent *a, int64_t job, int attempt);
 void say(struct world *w, const char *node, const Boost__AgentMessage *m);
+/* The answer to a task that was left without one; failure: NULL = it is done. */
+void say_task(struct world *w, const char *node, uint64_t task, Boost__Failure *failure);
 void say_update(struct world *w, struct fake_agent *a, struct fake_attempt *x, int i, int phase, int64_t step);
 /* All ranks of the attempt on this node have done `step` steps. */
 void say_step(struct world *w, struct fake_agent *a, struct fake_attempt *x, int64_t step);

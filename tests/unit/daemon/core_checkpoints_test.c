@@ -281,15 +281,10 @@ static void a_manifest_under_way_is_waited_for(void **state)
     assert_state(w, id, RUNNING);
     assert_false(x->forgotten);
     /* The task's reply, late. */
-    Boost__TaskReply r = BOOST__TASK_REPLY__INIT;
-    Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
-    r.has_id = 1;
-    r.id = ckpt(w, id, 100, 1)->task;
-    assert_true(r.id != 0);
-    m.body_case = BOOST__AGENT_MESSAGE__BODY_TASK;
-    m.task = &r;
+    uint64_t task = ckpt(w, id, 100, 1)->task;
+    assert_true(task != 0);
     advance(w, 4000);
-    say(w, "n1", &m);
+    say_task(w, "n1", task, NULL);
     pump(w);
     assert_state(w, id, COMPLETED);
     assert_int_equal(job_of(w, id)->checkpoint_step, 100);

@@ -180,17 +180,11 @@ static void others_run_while_it_waits_to_try_again(void **state)
     int64_t behind = submit(w), last = submit(w);
     pump(w);
     assert_state(w, behind, QUEUED);
-    Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
-    Boost__TaskReply failed = BOOST__TASK_REPLY__INIT;
     Boost__Failure why = BOOST__FAILURE__INIT;
-    m.body_case = BOOST__AGENT_MESSAGE__BODY_TASK;
-    m.task = &failed;
-    failed.has_id = why.has_code = true;
-    failed.id = task;
-    failed.failure = &why;
+    why.has_code = true;
     why.code = ERR_TIMEOUT;
     why.message = (char *)(uintptr_t) "no byte moved";
-    say(w, "n1", &m);
+    say_task(w, "n1", task, &why);
     pump(w);
     assert_state(w, behind, STARTING);
     struct fake_attempt *x = newest(w, a, behind);
@@ -298,13 +292,7 @@ static void what_lies_there_for_long_is_asked_for_again(void **state)
     }
     assert_int_equal(a->fetches, 1);
     b->silent_fetch = false;
-    Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
-    Boost__TaskReply done = BOOST__TASK_REPLY__INIT;
-    m.body_case = BOOST__AGENT_MESSAGE__BODY_TASK;
-    m.task = &done;
-    done.has_id = true;
-    done.id = task;
-    say(w, "n2", &m);
+    say_task(w, "n2", task, NULL);
     pump(w);
     assert_int_equal(a->fetches, 2);
     assert_int_equal(b->fetches, 2);

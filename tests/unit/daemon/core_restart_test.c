@@ -337,16 +337,11 @@ static void what_can_no_longer_be(void **state)
     a->answers = false;
     core_restart(w->core, id, spec, -1, &user_ann, on_restart, &r);
     pump(w);
-    Boost__TaskReply seen = BOOST__TASK_REPLY__INIT;
-    Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
-    seen.has_id = 1;
-    seen.id = a->last_task;
-    m.body_case = BOOST__AGENT_MESSAGE__BODY_TASK;
-    m.task = &seen;
+    uint64_t task = a->last_task;
     a->answers = true;
     checkpoint_at(w, a, newest(w, a, id), 20);
     assert_int_equal(r.n, 0);
-    say(w, a->name, &m);
+    say_task(w, a->name, task, NULL);
     pump(w);
     assert_int_equal(r.rc, ERR_INVALID);
     assert_says(r.text, "model.rope_theta = 500, the checkpoint has 10000");

@@ -47,17 +47,12 @@ static int row(struct life *l, int64_t step)
 /* The manifest is written, and what the controller makes of that is on its way to the store. */
 static void commit_held_back(struct life *l, int64_t step)
 {
-    Boost__TaskReply r = BOOST__TASK_REPLY__INIT;
-    Boost__AgentMessage m = BOOST__AGENT_MESSAGE__INIT;
     l->a->answers = false;
     checkpoint_at(l->w, l->a, l->x, step);
     l->w->store->stuck = true;
-    r.has_id = 1;
-    r.id = ckpt(l->w, l->id, step, 1)->task;
-    assert_true(r.id != 0);
-    m.body_case = BOOST__AGENT_MESSAGE__BODY_TASK;
-    m.task = &r;
-    say(l->w, "n1", &m);
+    uint64_t task = ckpt(l->w, l->id, step, 1)->task;
+    assert_true(task != 0);
+    say_task(l->w, "n1", task, NULL);
     pump(l->w);
     l->a->answers = true;
 }
