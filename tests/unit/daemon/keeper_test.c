@@ -615,7 +615,7 @@ static void test_flood_and_rotation(void **state)
     path_of(f, "rank-0.log.1", path);
     assert_int_equal(stat(path, &st), 0);
     assert_in_range(st.st_size, MIB - 64, MIB);
-    /* What is kept is one piece of the stream, in place and whole to the last line. */
+    /* What is kept is one piece of the stream, in place and to the last line. */
     struct buffer log;
     int64_t total = 0, offset = 0;
     for (int i = 0; i < 200000; i++)
@@ -623,9 +623,13 @@ static void test_flood_and_rotation(void **state)
     buffer_init(&log, 4 * MIB);
     assert_int_equal(keeper_log_read(f->dir, 0, &offset, -1, 4 * MIB - 1, &log, NULL), 0);
     assert_int_equal(offset + (int64_t)log.len, total);
+    /* A read of the pipe may end within a line, and the file with it: the first line kept may then lack its beginning. */
+    const char *at = (char *)log.data;
+    if (strncmp(at, "line ", 5) != 0)
+        at = strchr(at, '\n') + 1;
     char *end;
-    long number = strtol((char *)log.data + strlen("line "), &end, 10);
-    for (const char *at = (char *)log.data; *at; number++) {
+    long number = strtol(at + strlen("line "), &end, 10);
+    for (; *at; number++) {
         char line[64];
         int len = snprintf(line, sizeof line, "line %ld of the flood\n", number);
         assert_memory_equal(at, line, (size_t)len);
