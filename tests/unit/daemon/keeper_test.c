@@ -623,7 +623,8 @@ static void test_flood_and_rotation(void **state)
     buffer_init(&log, 4 * MIB);
     assert_int_equal(keeper_log_read(f->dir, 0, &offset, -1, 4 * MIB - 1, &log, NULL), 0);
     assert_int_equal(offset + (int64_t)log.len, total);
-    /* A read of the pipe may end within a line, and the file with it: the first line kept may then lack its beginning. */
+    /* A read of the pipe may end within a line, and the file with it: the first line kept may then lack its beginning.
+     */
     const char *at = (char *)log.data;
     if (strncmp(at, "line ", 5) != 0)
         at = strchr(at, '\n') + 1;
